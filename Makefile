@@ -1,0 +1,47 @@
+# make demo    simulated replicas, the gateway and a chat load, on a fresh machine
+# make test    linters, types and all tests that need no real vLLM
+# make test-vllm   the same gateway in front of two real vLLM replicas (FOREBAY_VLLM_DIR or FOREBAY_VLLM_URLS)
+# make bench   CPU per request and per streamed event, beside vllm-router in the same run
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+TEST_ARGS ?=
+
+.PHONY: demo test test-vllm bench lint format clean
+
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[loadtests]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	$(BIN)/forebay demo $(DEMO_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m 'not vllm' $(TEST_ARGS)
+
+test-vllm: $(VENV)/.test
+	$(BIN)/python -m pytest -m vllm tests/vllm $(TEST_ARGS)
+
+bench: $(VENV)/.demo
+	$(BIN)/python -m loadtests.bench $(BENCH_ARGS)
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

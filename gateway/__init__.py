@@ -1,0 +1,1 @@
+"""The shell: everything that touches sockets, clocks, Prometheus or configuration files."""

@@ -1,0 +1,1 @@
+"""The evidence: workloads, engine model, simulator, live driver, comparisons and reports."""

@@ -1,0 +1,327 @@
+"""The words of the core as data: requests, views of replicas, events in, decisions out.
+
+Everything that crosses the border of `policies/` is one of these. Times are monotonic seconds given
+by the caller, tokens are the model's, bytes are of the canonical prompt stream (`prefix.py`).
+Requests and events are made by the shell (live) or by the simulator (virtual time); views and
+decisions are made by the core. A view is valid only during the call that received it: the core
+reuses the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class Outcome(StrEnum):
+    """How an attempt or a request ended; what each means for fits and health is in DESIGN's outcome table."""
+
+    SUCCESS = "success"
+    CLIENT_ERROR = "client_error"  # 4xx of ours or of the replica: releases only
+    CANCELLED = "cancelled"  # client left: releases only
+    SHED = "shed"  # refused by admission
+    EXPIRED = "expired"  # deadline passed after dispatch: a late sample
+    BACKPRESSURE = "backpressure"  # the replica's own queue limit (503/429): load, not ill health
+    ERROR = "error"  # 5xx, reset, first-event timeout, abort not asked for: counts against the replica
+    TRUNCATED = "truncated"  # failure after commit: counts against the replica
+
+
+@dataclass(slots=True, frozen=True)
+class ServiceClass:
+    """Objectives and rights of one kind of traffic. None means the objective does not apply."""
+
+    name: str
+    ttft_s: float | None = 10.0
+    ttft_s_per_token: float = 0.0005  # added per prompt token
+    tpot_s: float | None = 0.2
+    itl_s: float | None = None  # longest gap allowed between content events
+    e2e_s: float | None = None  # deadline of the whole request
+    weight: float = 1.0  # value of a good request, and the share between classes
+    floor_share: float = 0.0  # share of prefill seconds it keeps whatever the others do
+    sheddable: bool = True
+    max_wait_s: float | None = None  # longest hold in the gateway; None: until its latest start
+    fill_only: bool = False  # runs only in spare pacing and KV headroom (batch)
+    engine_priority: int | None = None  # forwarded to replicas that schedule by priority; lower goes first
+
+
+@dataclass(slots=True)
+class Request:
+    """One API call as the core sees it. The deadlines are absolute times; `None` where there is no objective."""
+
+    id: str
+    model: str = ""
+    adapter: str | None = None
+    tenant: str | None = None
+    session: str | None = None
+    service_class: str = "standard"
+    arm: str | None = None
+    received_at: float = 0.0
+    ttft_deadline: float | None = None
+    tpot_s: float | None = None
+    itl_s: float | None = None
+    deadline: float | None = None
+    prompt_bytes: int = 0
+    prompt_tokens: int = 0  # estimate
+    chain: tuple[int, ...] = ()  # 64-bit chained hashes, one per 256-byte chunk
+    text: Callable[[], str] | None = None  # lazy; only some baselines read it
+    expected_tokens: int = 0  # expected output
+    max_tokens: int | None = None
+    streams: bool = True
+    generates: bool = True
+    shared_depth: Mapping[str, int] = field(default_factory=dict)  # replica -> chunks other gateways saw there
+
+
+@dataclass(slots=True, frozen=True)
+class Usage:
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Pulse:
+    """What the streams of one replica did since the last pulse (about 50 ms)."""
+
+    live: int = 0  # streams that have had their first token and are not finished
+    near: int = 0  # of these (4 tokens or more), how many run above 0.85 of their own TPOT objective
+    least_slack_s: float | None = None  # smallest objective minus running mean TPOT among them
+    idle_gaps: int = 0  # gaps between content events while the replica's prefill backlog was zero
+    idle_gap_sum_s: float = 0.0
+    busy_gaps: int = 0  # the same while it was not zero
+    busy_gap_sum_s: float = 0.0
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class Prediction:
+    """What the core believed when it dispatched; compared later with what happened."""
+
+    ttft_s: float = 0.0  # from dispatch to first token
+    tpot_s: float = 0.0
+    uncached_tokens: int = 0
+    cached_tokens: int = 0
+    scraped_age_s: float | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Alternative:
+    replica_id: str
+    score: float  # lower is better; seconds where the policy says so
+    cached_tokens: int
+    predicted_ttft_s: float
+    scraped_age_s: float | None
+
+
+@dataclass(slots=True, frozen=True)
+class Dispatch:
+    request_id: str
+    replica_id: str
+    reason: str = ""
+    prediction: Prediction | None = None
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class Hold:
+    request_id: str
+    until: float  # latest time at which it is decided again
+
+
+@dataclass(slots=True, frozen=True)
+class Shed:
+    request_id: str
+    reason: str  # infeasible | queue_full | over_quota | no_replica | draining | expired
+    retry_after_s: float | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Abort:
+    """Stop an attempt that is under way: cancel it upstream; `requeue` says whether the core holds it again."""
+
+    request_id: str
+    reason: str
+    requeue: bool = False
+
+
+Decision: TypeAlias = Dispatch | Hold | Shed | Abort
+
+
+# -- views -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Scraped:
+    """Values of one `/metrics` read; None is unknown, never zero. Also the event that carries them to the core."""
+
+    replica_id: str = ""
+    at: float = 0.0  # when the answer was read
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None  # 0..1 of blocks held by live requests
+    num_gpu_blocks: int | None = None
+    block_size: int | None = None
+    prefix_queries: float | None = None  # tokens, counter
+    prefix_hits: float | None = None  # tokens, counter
+    prompt_tokens: float | None = None  # counter
+    generation_tokens: float | None = None  # counter
+    preemptions: float | None = None  # counter
+    iterations: float | None = None  # engine steps, counter: a heartbeat
+    awake: bool | None = None
+    started_at: float | None = None  # process start, unix seconds: a change is a restart
+    adapters_running: tuple[str, ...] = ()
+    adapters_waiting: tuple[str, ...] = ()
+    max_adapters: int | None = None
+
+
+@dataclass(slots=True)
+class ReplicaView:
+    """One replica as a policy sees it for one request. Immutable to policies; the core reuses the objects."""
+
+    id: str
+    available: bool = True
+    in_flight: int = 0
+    prefill_backlog_tokens: float = 0.0  # W: uncached tokens dispatched and not yet prefilled
+    uncached_tokens: float = 0.0  # u: of this request on this replica
+    cached_tokens: float = 0.0
+    predicted_ttft_s: float = 0.0
+    predicted_tpot_s: float = 0.0
+    kv_free_tokens: float | None = None  # None: unknown
+    kv_capacity_tokens: float | None = None
+    prefill_rate: float = 8000.0  # tokens/s
+    live_decodes: int = 0
+    kv_tokens: float = 0.0  # held by our own requests
+    weight: float = 1.0
+    preference_rank: int = 0  # position in the preference list of the request's affinity key
+    homes: int = 1  # how many entries at the head of that list are homes of the key
+    adapters: frozenset[str] = frozenset()
+    adapter_room: bool = True
+    role: str = "both"  # prefill | decode | both
+    scraped: Scraped | None = None
+    scraped_age_s: float | None = None
+
+
+class FleetView(Sequence[ReplicaView]):
+    """The replicas that serve a request's model or adapter, in stable order of addition."""
+
+    __slots__ = ("_by_id", "replicas")
+
+    def __init__(self, replicas: Sequence[ReplicaView]) -> None:
+        self.replicas = replicas
+        self._by_id: dict[str, ReplicaView] | None = None
+
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+    def __iter__(self) -> Iterator[ReplicaView]:
+        return iter(self.replicas)
+
+    def __getitem__(self, index: int) -> ReplicaView:  # type: ignore[override]
+        return self.replicas[index]
+
+    def get(self, replica_id: str) -> ReplicaView | None:
+        if self._by_id is None:
+            self._by_id = {r.id: r for r in self.replicas}
+        return self._by_id.get(replica_id)
+
+    def available(self) -> list[ReplicaView]:
+        return [r for r in self.replicas if r.available]
+
+
+@dataclass(slots=True, frozen=True)
+class Choice:
+    """What a policy answers. `scores` holds (replica id, score), lower is better; it may be empty."""
+
+    replica_id: str | None
+    reason: str = ""  # affinity | spill | cold | load | turn | random | only_one | least_late | none_available
+    scores: tuple[tuple[str, float], ...] = ()
+
+
+# -- events ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class Added:
+    replica_id: str
+    models: frozenset[str] = frozenset()  # empty: serves every model
+    adapters: frozenset[str] = frozenset()
+    weight: float = 1.0
+    role: str = "both"
+    slow_start_s: float = 0.0
+    prefill_rate: float | None = None  # tokens/s, a hint until learnt
+    kv_capacity_tokens: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Removed:
+    replica_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class Draining:
+    replica_id: str
+    draining: bool = True
+
+
+@dataclass(slots=True, frozen=True)
+class Ejected:
+    replica_id: str
+    reason: str = ""
+    statistical: bool = False  # by error rate or latency; panic mode may keep such a replica in
+
+
+@dataclass(slots=True, frozen=True)
+class Returned:
+    replica_id: str
+    half_open: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Restarted:
+    replica_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class PeerLoad:
+    """What other gateways have on a replica."""
+
+    replica_id: str
+    in_flight: int = 0
+    prefill_backlog_tokens: float = 0.0
+    kv_tokens: float = 0.0
+    at: float = 0.0
+
+
+FleetEvent: TypeAlias = Added | Removed | Draining | Ejected | Returned | Restarted | Scraped | PeerLoad
+
+
+# -- events that only policies receive (RoutingPolicy.observe) -----------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class Dispatched:
+    request: Request
+    replica_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class FirstToken:
+    request: Request
+    replica_id: str
+    ttft_s: float  # from dispatch
+    predicted_ttft_s: float
+
+
+@dataclass(slots=True, frozen=True)
+class Completed:
+    request: Request
+    replica_id: str
+    outcome: Outcome
+    usage: Usage | None
+    e2e_s: float  # from dispatch
+
+
+PolicyEvent: TypeAlias = FleetEvent | Dispatched | FirstToken | Completed

@@ -1,0 +1,41 @@
+"""What a routing policy is: one pure choice, plus an optional ear for events.
+
+`choose` sees only available replicas worth considering through `fleet` (unavailable ones are in the view,
+marked), never raises for an empty fleet, costs O(replicas) and is deterministic given its inputs and
+the `random.Random` it was built with. Stateless rules inherit the no-op `observe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from policies.model import Choice, FleetView, PolicyEvent, ReplicaView, Request
+
+NONE_AVAILABLE = Choice(None, "none_available")
+
+
+class RoutingPolicy(Protocol):
+    name: str
+
+    def choose(self, request: Request, fleet: FleetView, now: float) -> Choice: ...
+
+    def observe(self, event: PolicyEvent, now: float) -> None: ...
+
+
+class Stateless:
+    """Base of the rules that need no events."""
+
+    name = "stateless"
+
+    def observe(self, event: PolicyEvent, now: float) -> None:
+        return None
+
+
+def least(replicas: Sequence[ReplicaView], scores: Sequence[float]) -> int:
+    """Index of the smallest score; the first of equals. -1 for an empty sequence."""
+    best, at = float("inf"), -1
+    for i, score in enumerate(scores):
+        if score < best:
+            best, at = score, i
+    return at
