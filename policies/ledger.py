@@ -1,0 +1,139 @@
+"""What this gateway has on one replica: prefill backlog, open requests, live decodes, KV tokens.
+
+Charged when the decision is made, before any I/O, and released in one place (`release`), so a fast error
+or a slow connect never looks like an idle replica. vLLM prefills first come, first served, hence the
+first-token clock: a first token proves that everything dispatched before it on that replica is
+prefilled. Between first tokens only the head drains: W(t) = behind + max(0, head - R x (t - start)), so
+a stuck replica keeps its backlog. Requests that show no first token (not streamed, or nothing to
+generate) give their prefill back at the predicted instant. A charge belongs to its request and has no
+age limit: a lease that expired by age would make a slow replica look empty.
+Trade-off: engines that reorder (priorities, preemption) are seen through FCFS glasses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Charge:
+    """One open dispatch. `prefilling` turns false at its first token or at the predicted instant."""
+
+    uncached_tokens: float
+    kv_tokens: float
+    dispatched_at: float
+    clocked: bool  # streams and generates: its first token can be seen
+    release_at: float  # predicted end of prefill, used when it is not clocked
+    prefilling: bool = True
+    decoding: bool = False
+    stale: bool = False  # the replica restarted since: only in_flight is still owed
+
+
+class WorkLedger:
+    """Account of one replica. Every operation is O(1) amortised."""
+
+    __slots__ = ("_head_since", "_pending", "_queued", "_unclocked", "in_flight", "kv_tokens", "live_decodes")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.live_decodes = 0
+        self.kv_tokens = 0.0
+        self._pending: dict[str, Charge] = {}  # not yet prefilled, in order of dispatch
+        self._queued = 0.0  # sum of their uncached tokens
+        self._unclocked = 0  # how many of them show no first token
+        self._head_since = 0.0  # when the head of the queue began to drain
+
+    def charge(self, request_id: str, charge: Charge) -> None:
+        if not self._pending:
+            self._head_since = charge.dispatched_at
+        self._pending[request_id] = charge
+        self._queued += charge.uncached_tokens
+        self._unclocked += not charge.clocked
+        self.in_flight += 1
+        self.kv_tokens += charge.kv_tokens
+
+    def backlog(self, now: float, prefill_rate: float) -> float:
+        """W: uncached tokens dispatched and, as far as the clock shows, not yet prefilled. Never negative."""
+        if self._unclocked:
+            self._settle(now)
+        for head in self._pending.values():
+            drained = min(head.uncached_tokens, max(0.0, (now - self._head_since) * prefill_rate))
+            return max(0.0, self._queued - drained)
+        return 0.0
+
+    @property
+    def prefilling(self) -> bool:
+        return bool(self._pending)
+
+    @property
+    def queued(self) -> int:
+        """Requests dispatched and not known to be prefilled."""
+        return len(self._pending)
+
+    def head_age(self, now: float) -> float:
+        """Seconds since the request at the head began to prefill; 0 when there is none."""
+        return now - self._head_since if self._pending else 0.0
+
+    def busy_since(self, charge: Charge) -> float:
+        """Start of the busy period sample that ends with this charge's first token; ask before `first_token`."""
+        return max(charge.dispatched_at, self._head_since)
+
+    def first_token(self, request_id: str, charge: Charge, now: float) -> list[Charge]:
+        """Clock tick: everything up to this request is prefilled. Returns those charges, this one last."""
+        if charge.stale:
+            return []
+        done: list[Charge] = []
+        if charge.prefilling:
+            for earlier in list(self._pending):
+                done.append(self._unqueue(earlier))
+                if earlier == request_id:
+                    break
+            self._head_since = max(self._head_since, now)
+        if not charge.decoding:
+            charge.decoding = True
+            self.live_decodes += 1
+        return done
+
+    def release(self, request_id: str, charge: Charge, now: float) -> None:
+        """The only way out: gives back whatever of the charge is still held."""
+        self.in_flight -= 1
+        if charge.stale:
+            return
+        if charge.prefilling:
+            was_head = next(iter(self._pending)) == request_id
+            self._unqueue(request_id)
+            if was_head:
+                self._head_since = max(self._head_since, now)
+        if charge.decoding:
+            charge.decoding = False
+            self.live_decodes -= 1
+        self.kv_tokens = max(0.0, self.kv_tokens - charge.kv_tokens) if self.in_flight else 0.0
+
+    def restart(self, charges: list[Charge]) -> None:
+        """The replica lost all it had; `charges` are its open ones, which stay in flight until they are released."""
+        for charge in charges:
+            charge.stale = True
+            charge.prefilling = charge.decoding = False
+        self._pending.clear()
+        self._queued = self.kv_tokens = 0.0
+        self._unclocked = self.live_decodes = 0
+
+    def next_settle(self) -> float | None:
+        """When the next prefill that shows no first token is predicted to end."""
+        if not self._unclocked:
+            return None
+        return min(c.release_at for c in self._pending.values() if not c.clocked)
+
+    def _settle(self, now: float) -> None:
+        due = [i for i, c in self._pending.items() if not c.clocked and c.release_at <= now]
+        for request_id in due:
+            charge = self._unqueue(request_id)
+            self._head_since = max(self._head_since, charge.release_at)
+
+    def _unqueue(self, request_id: str) -> Charge:
+        charge = self._pending.pop(request_id)
+        charge.prefilling = False
+        self._unclocked -= not charge.clocked
+        # an empty queue is exactly zero: sums of floats drift
+        self._queued = self._queued - charge.uncached_tokens if self._pending else 0.0
+        return charge

@@ -1,0 +1,142 @@
+"""A request in the core, told event by event. The rule here is three lines, so that only the core is tested."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from policies.classes import DEFAULT_CLASSES
+from policies.core import Balancer
+from policies.model import (
+    Added,
+    Choice,
+    Dispatch,
+    Draining,
+    Ejected,
+    FleetView,
+    Outcome,
+    Removed,
+    Request,
+    Restarted,
+    Returned,
+    Shed,
+    Usage,
+)
+from policies.policy import NONE_AVAILABLE, Stateless, least
+from policies.settings import Settings
+
+
+class FewestOpen(Stateless):
+    name = "fewest_open"
+
+    def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
+        up = fleet.available()
+        if not up:
+            return NONE_AVAILABLE
+        scores = [float(r.in_flight) for r in up]
+        at = least(up, scores)
+        return Choice(up[at].id, "load", tuple((r.id, s) for r, s in zip(up, scores, strict=True)))
+
+
+def balancer(*replicas: str, settings: Settings | None = None) -> Balancer:
+    made = Balancer(DEFAULT_CLASSES, FewestOpen(), settings or Settings().without_science(), random.Random(1))
+    for name in replicas:
+        made.fleet_event(Added(name, prefill_rate=1000.0), 0.0)
+    return made
+
+
+def chat(name: str, tokens: int = 1000, **more: object) -> Request:
+    return Request(name, prompt_tokens=tokens, **more)  # type: ignore[arg-type]
+
+
+def sent_to(decisions: list[object]) -> str:
+    (decision,) = decisions
+    assert isinstance(decision, Dispatch)
+    return decision.replica_id
+
+
+def test_a_request_from_receipt_to_end() -> None:
+    b = balancer("a", "b")
+    (decision,) = b.submit(chat("r1"), 0.0)
+    assert isinstance(decision, Dispatch)
+    assert (decision.replica_id, decision.reason) == ("a", "load")
+    assert decision.prediction is not None
+    assert decision.prediction.uncached_tokens == 1000
+    assert [x.replica_id for x in decision.alternatives] == ["b"]
+    assert (b.backlog_tokens("a", 0.0), b.prefilling("a"), b.prefilling("b")) == (1000.0, True, False)
+    b.first_token("r1", 1.0)
+    assert (b.backlog_tokens("a", 1.0), b.prefilling("a")) == (0.0, False)
+    b.complete("r1", Outcome.SUCCESS, Usage(1000, 50, 0), 2.0)
+    assert b.fleet.replicas["a"].ledger.in_flight == 0
+
+
+def test_load_counts_from_the_decision_not_from_the_first_byte() -> None:
+    b = balancer("a", "b")
+    assert [sent_to(b.submit(chat(f"r{i}"), 0.0)) for i in range(4)] == ["a", "b", "a", "b"]
+
+
+def test_events_that_come_late_twice_or_for_nobody_change_nothing() -> None:
+    b = balancer("a")
+    b.submit(chat("r1"), 0.0)
+    for _ in range(2):
+        b.first_token("r1", 1.0)
+        b.complete("r1", Outcome.SUCCESS, None, 2.0)
+        assert b.failed("r1", Outcome.ERROR, 2.0) == []
+        assert b.cancel("nobody", 2.0) == []
+    ledger = b.fleet.replicas["a"].ledger
+    assert (ledger.in_flight, ledger.live_decodes, ledger.kv_tokens) == (0, 0, 0.0)
+
+
+def test_a_failed_attempt_goes_elsewhere_and_in_the_end_nowhere() -> None:
+    b = balancer("a", "b")
+    assert sent_to(b.submit(chat("r1"), 0.0)) == "a"
+    assert sent_to(b.failed("r1", Outcome.ERROR, 0.1)) == "b"
+    assert b.failed("r1", Outcome.ERROR, 0.2) == [Shed("r1", "no_replica", 1.0)]
+    assert [r.ledger.in_flight for r in b.fleet.replicas.values()] == [0, 0]
+
+
+def test_nothing_goes_to_a_replica_that_is_out() -> None:
+    b = balancer("a", "b", "c")
+    b.fleet_event(Draining("a"), 0.0)
+    b.fleet_event(Ejected("b", "refused"), 0.0)
+    assert [sent_to(b.submit(chat(f"r{i}"), 0.0)) for i in range(3)] == ["c", "c", "c"]
+    b.fleet_event(Returned("b"), 1.0)
+    assert sent_to(b.submit(chat("r3"), 1.0)) == "b"
+    b.fleet_event(Removed("b"), 2.0)
+    b.fleet_event(Removed("c"), 2.0)
+    assert b.submit(chat("r4"), 2.0) == [Shed("r4", "no_replica", 1.0)]
+
+
+def test_statistical_ejection_never_takes_more_than_half_but_a_dead_replica_stays_out() -> None:
+    b = balancer("a", "b", "c", "d")
+    b.fleet_event(Ejected("a", "connect refused"), 0.0)
+    for name in ("b", "c"):
+        b.fleet_event(Ejected(name, "slow", statistical=True), 0.0)
+    assert [sent_to(b.submit(chat(f"r{i}"), 0.0)) for i in range(3)] == ["b", "c", "d"]
+
+
+def test_a_restart_empties_the_backlog_and_its_requests_still_end_once() -> None:
+    b = balancer("a", "b")
+    b.submit(chat("r1"), 0.0)
+    b.fleet_event(Restarted("a"), 0.5)
+    assert b.backlog_tokens("a", 0.5) == 0.0
+    assert b.fleet.replicas["a"].ledger.in_flight == 1
+    assert sent_to(b.failed("r1", Outcome.ERROR, 0.6)) == "b"
+    assert b.fleet.replicas["a"].ledger.in_flight == 0
+
+
+def test_a_replica_serves_only_its_models_and_adapters() -> None:
+    b = balancer()
+    b.fleet_event(Added("llama", models=frozenset({"llama"}), adapters=frozenset({"sql"})), 0.0)
+    b.fleet_event(Added("qwen", models=frozenset({"qwen"})), 0.0)
+    assert sent_to(b.submit(chat("r1", model="qwen"), 0.0)) == "qwen"
+    assert sent_to(b.submit(chat("r2", model="sql"), 0.0)) == "llama"
+    assert b.submit(chat("r3", model="gpt"), 0.0) == [Shed("r3", "no_replica", 1.0)]
+
+
+def test_an_id_that_is_open_cannot_be_opened_again() -> None:
+    b = balancer("a")
+    b.submit(chat("r1"), 0.0)
+    with pytest.raises(ValueError, match="'r1' is already open"):
+        b.submit(chat("r1"), 0.0)
