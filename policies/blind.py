@@ -1,0 +1,40 @@
+"""Rules that look at nothing: the reference every other rule is compared with, and chance.
+
+round_robin: a cursor over the available replicas in stable order (nginx, HAProxy, vllm-router, SMG). Equal counts,
+whatever the requests cost. random: uniform; the same on average, with variance on top.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from policies.model import Choice, FleetView, Request
+from policies.policy import NONE_AVAILABLE, Stateless
+
+
+class RoundRobin(Stateless):
+    name = "round_robin"
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
+        available = fleet.available()
+        if not available:
+            return NONE_AVAILABLE
+        replica = available[self._turn % len(available)]
+        self._turn += 1
+        return Choice(replica.id, "turn")
+
+
+class Uniform(Stateless):
+    name = "random"
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
+        available = fleet.available()
+        if not available:
+            return NONE_AVAILABLE
+        return Choice(self._rng.choice(available).id, "random")

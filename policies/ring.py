@@ -1,0 +1,95 @@
+"""Preference lists by consistent hashing: the order in which replicas are asked about a key.
+
+uhashring's ketama ring (md5, 160 points per unit of weight) gives the points; a key belongs to the first point after
+its hash, and the list is the unique replicas clockwise from there. Removing a replica leaves the order of the others
+as it was, so only its own keys move (about 1/n), each to the next on its own list. uhashring walks the ring anew for
+each lookup (hundreds of us for 64 replicas); here each point's list is made once and kept, so a lookup is one
+hash and one bisection. Sources: Karger et al. 1997; bounded loads: Mirrokni et al., arXiv 1608.01350.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable
+
+from uhashring import HashRing
+
+_VNODES = 40  # times 4 points of each md5 digest
+
+
+class Ring:
+    """Replicas with weights; lists are stable between changes of membership."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, float] = {}
+        self._hash: Callable[[str], int] | None = None
+        self._points: list[int] = []
+        self._names: list[str] = []
+        self._lists: list[tuple[str, ...] | None] = []
+
+    def add(self, replica_id: str, weight: float = 1.0) -> None:
+        """weight: share of keys relative to the others, above 0."""
+        if not weight > 0:
+            raise ValueError(f"weight of {replica_id!r} is {weight}; it must be above 0")
+        self._weights[replica_id] = weight
+        self._hash = None
+
+    def remove(self, replica_id: str) -> None:
+        """Unknown replicas are ignored: a removal may be reported twice."""
+        if self._weights.pop(replica_id, None) is not None:
+            self._hash = None
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __contains__(self, replica_id: str) -> bool:
+        return replica_id in self._weights
+
+    def preference(self, key: int | str) -> tuple[str, ...]:
+        """Every replica once, the key's home first; empty for an empty ring."""
+        if self._hash is None:
+            self._build()
+        if not self._points:
+            return ()
+        assert self._hash is not None
+        at = bisect(self._points, self._hash(str(key))) % len(self._points)
+        found = self._lists[at]
+        if found is None:
+            found = self._lists[at] = self._walk(at)
+        return found
+
+    def within(self, key: int | str, work: dict[str, float], slack: float = 1.25, allowance: float = 0.0) -> str | None:
+        """First replica of the key's list whose work is at most slack x the mean + allowance; the first if none is.
+
+        work: current work of each candidate in one unit (seconds of prefill, tokens, requests); others are skipped.
+        """
+        if not work:
+            return None
+        bound = slack * sum(work.values()) / len(work) + allowance
+        first: str | None = None
+        for replica_id in self.preference(key):
+            load = work.get(replica_id)
+            if load is None:
+                continue
+            if load <= bound:
+                return replica_id
+            first = first or replica_id
+        return first
+
+    def _build(self) -> None:
+        nodes = {name: {"vnodes": max(1, round(_VNODES * weight))} for name, weight in self._weights.items()}
+        ring = HashRing(nodes, hash_fn="ketama")
+        points: list[tuple[int, str]] = ring.get_points()
+        self._hash = ring.hashi
+        self._points = [point for point, _ in points]
+        self._names = [name for _, name in points]
+        self._lists = [None] * len(points)
+
+    def _walk(self, at: int) -> tuple[str, ...]:
+        seen: dict[str, None] = {}
+        names, wanted = self._names, len(self._weights)
+        for step in range(len(names)):
+            seen[names[(at + step) % len(names)]] = None
+            if len(seen) == wanted:
+                break
+        return tuple(seen)
