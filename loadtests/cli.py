@@ -1,11 +1,91 @@
-"""The `forebay` command: mounts what the gateway and the load tests offer."""
+"""The `forebay` command: one table of commands, each imported only when it is asked for.
+
+A gateway host needs none of numpy, scipy or matplotlib, so `forebay serve` must start without the
+`loadtests` extra, and quickly. Rule: the first argument names the one module to import; help and
+mistyped names import them all. Exit status: 0 success, 1 a run is INVALID or a check failed, 2 bad usage.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+# name -> (module, panel of the help page). The command is the function of that name in the module
+# (dashes as underscores), or the command of that name in the module's own Typer `app`.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("gateway.cli", "Gateway"),
+    "check": ("gateway.cli", "Gateway"),
+    "prefixes": ("gateway.cli", "Gateway"),
+    "demo": ("loadtests.demo", "Start here"),
+    "replica": ("loadtests.replica", "Simulated replicas"),
+    "calibrate": ("loadtests.calibrate", "Simulated replicas"),
+    "validate": ("loadtests.validate", "Simulated replicas"),
+    "simulate": ("loadtests.simulate", "Evidence"),
+    "replay": ("loadtests.replay", "Evidence"),
+    "compare": ("loadtests.compare", "Evidence"),
+    "boundary": ("loadtests.boundary", "Evidence"),
+    "report": ("loadtests.report", "Evidence"),
+    "diagnose": ("loadtests.diagnose", "Evidence"),
+}
+OURS = ("gateway", "policies", "loadtests")
+
+
+def command_function(name: str) -> Callable[..., Any] | None:
+    """The function behind a command; None where this installation has no such module or command."""
+    module_name, _ = COMMANDS[name]
+    if importlib.util.find_spec(module_name) is None:
+        return None
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in OURS:
+            raise
+        return _missing(name, error.name)
+    own = getattr(module, "app", None)
+    if isinstance(own, typer.Typer):
+        for info in own.registered_commands:
+            if info.callback and (info.name or info.callback.__name__.replace("_", "-")) == name:
+                return info.callback
+    found: Callable[..., Any] | None = getattr(module, name.replace("-", "_"), None)
+    return found
+
+
+def _missing(name: str, package: str) -> Callable[..., Any]:
+    def unavailable() -> None:
+        typer.echo(f"forebay {name} needs the package {package}: pip install 'forebay[loadtests]'", err=True)
+        raise typer.Exit(2)
+
+    unavailable.__doc__ = f"(needs the package {package}: pip install 'forebay[loadtests]')"
+    return unavailable
+
+
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """The application with the one command that `arguments` start with, or with all of them."""
+    wanted = [arguments[0]] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
+    app = typer.Typer(
+        name="forebay",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_show_locals=False,  # locals may hold keys and prompts
+        help="A routing gateway in front of vLLM replicas, and the load tests that judge it. Start: forebay demo",
+    )
+    app.callback()(lambda: None)  # keeps the name of a single command on the line
+    for name in wanted:
+        function = command_function(name)
+        if function is not None:
+            app.command(name, rich_help_panel=COMMANDS[name][1])(function)
+    return app
 
 
 def main() -> None:
-    app()
+    build(sys.argv[1:])(prog_name="forebay")
+
+
+if __name__ == "__main__":
+    main()

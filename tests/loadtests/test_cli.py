@@ -1,0 +1,60 @@
+"""The command: one table, lazy imports, exit statuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from loadtests import cli
+
+PRESENT = [name for name, (module, _) in cli.COMMANDS.items() if importlib.util.find_spec(module)]
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for name in PRESENT:
+        result = CliRunner().invoke(cli.build([name]), [name, "--help"])
+        assert result.exit_code == 0, result.output
+        assert f"forebay {name} " in " ".join(result.output.replace("Usage: forebay", "").split()), name
+
+
+def test_only_the_named_command_is_imported() -> None:
+    app = cli.build(["demo"])
+    assert {info.name for info in app.registered_commands} <= {"demo"}
+
+
+def test_an_unknown_command_is_bad_usage() -> None:
+    result = CliRunner().invoke(cli.build(["sreve"]), ["sreve"])
+    assert result.exit_code == 2
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_numpy(name: str) -> None:
+        raise ModuleNotFoundError(name="numpy")
+
+    monkeypatch.setitem(cli.COMMANDS, "simulate", ("loadtests.cli", "Evidence"))
+    monkeypatch.setattr(cli.importlib, "import_module", no_numpy)
+    function = cli.command_function("simulate")
+    assert function is not None
+    with pytest.raises(typer.Exit) as left:
+        function()
+    assert left.value.exit_code == 2
+
+
+def test_our_own_broken_import_is_not_taken_for_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ModuleNotFoundError(name="loadtests.nothing")
+
+    monkeypatch.setitem(cli.COMMANDS, "simulate", ("loadtests.cli", "Evidence"))
+    monkeypatch.setattr(cli.importlib, "import_module", broken)
+    with pytest.raises(ModuleNotFoundError):
+        cli.command_function("simulate")
+
+
+def test_the_module_runs_as_a_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "loadtests.cli", "--help"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "Usage: forebay" in done.stdout) == (0, True)
