@@ -1,0 +1,230 @@
+"""One TOML file becomes one immutable `Config`, or a list of mistakes with one line each.
+
+A line names the key, the value and what would be right: `limits.max_body_bytes = "32MB": must be a whole number`.
+Unknown keys are mistakes and name the nearest valid one. A file with a mistake is refused whole, at start, on
+SIGHUP and through the admin API alike. Secrets come from environment variables; key hashes may stand in the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from gateway import sections as s
+from policies.model import ServiceClass
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `lines` has one sentence per mistake."""
+
+    exit_status = 2
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = list(lines)
+
+
+class Config(s.Table):
+    default_class: str = "standard"
+    """Service class of a request without key or header."""
+    model_classes: dict[str, str] = Field(default={})
+    """Service class by model name, as {"llama-batch" = "batch"}; a header may override it."""
+    listen: s.Listen = s.Listen()
+    limits: s.Limits = s.Limits()
+    timeouts: s.Timeouts = s.Timeouts()
+    stream: s.Stream = s.Stream()
+    retry: s.Retry = s.Retry()
+    replicas: list[s.Replica] = Field(default=[])
+    policy: s.PolicyTable = s.PolicyTable()
+    classes: dict[s.Name, s.ClassTable] = Field(default=s.CLASSES, validate_default=False)
+    tenants: dict[s.Name, s.Tenant] = Field(default={})
+    scrape: s.Scrape = s.Scrape()
+    health: s.Health = s.Health()
+    journal: s.Journal = s.Journal()
+    metrics: s.Metrics = s.Metrics()
+    admin: s.Admin = s.Admin()
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _over_defaults(cls, value: Any) -> Any:
+        """A table for a built-in class changes only the keys it names; the built-in classes always exist."""
+        if not isinstance(value, dict):
+            return value
+        merged: dict[str, Any] = dict(s.CLASSES)
+        for name, table in value.items():
+            known = s.CLASSES.get(name)
+            merged[name] = {**known.model_dump(), **table} if known and isinstance(table, dict) else table
+        return merged
+
+    def service_classes(self) -> dict[str, ServiceClass]:
+        return {name: table.build(name) for name, table in self.classes.items()}
+
+
+def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Reads the file (None: defaults alone) with `overrides` laid over its tables. Raises ConfigError."""
+    if path is None:
+        return parse("", overrides)
+    try:
+        return parse(path.read_text(encoding="utf-8"), overrides)
+    except OSError as e:
+        raise ConfigError([f"--config {path}: cannot be read: {e.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([f"--config {path}: must be UTF-8 text"]) from None
+
+
+def parse(text: str, overrides: Mapping[str, Any] | None = None) -> Config:
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError([f"not valid TOML: {e}"]) from None
+    for key, value in (overrides or {}).items():
+        raw[key] = {**raw.get(key, {}), **value} if isinstance(value, Mapping) else value
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as e:
+        raise ConfigError([_line(error) for error in e.errors()]) from None
+    mistakes = list(_across(config))
+    if mistakes:
+        raise ConfigError(mistakes)
+    return config
+
+
+def _across(config: Config) -> list[str]:
+    """Mistakes that no single table can see."""
+    lines = []
+    classes = ", ".join(config.classes)
+    wanted = [("default_class", config.default_class)]
+    wanted += [(f"model_classes.{model}", name) for model, name in config.model_classes.items()]
+    for tenant, table in config.tenants.items():
+        wanted += [(f"tenants.{tenant}.classes[{i}]", name) for i, name in enumerate(table.classes)]
+        if table.default_class:
+            wanted.append((f"tenants.{tenant}.default_class", table.default_class))
+            if table.classes and table.default_class not in table.classes:
+                lines.append(
+                    f'tenants.{tenant}.default_class = "{table.default_class}": '
+                    f"must be one of its classes: {', '.join(table.classes)}"
+                )
+        if not table.keys_sha256 and not table.keys_env:
+            lines.append(f"tenants.{tenant}: has no key; give keys_sha256 or keys_env")
+    lines += [
+        f'{key} = "{name}": must be one of the classes: {classes}' for key, name in wanted if name not in config.classes
+    ]
+    owner: dict[str, str] = {}
+    for tenant, table in config.tenants.items():
+        for i, key in enumerate(table.keys_sha256):
+            if (other := owner.setdefault(key, tenant)) != tenant:
+                lines.append(
+                    f"tenants.{tenant}.keys_sha256[{i}]: is also a key of tenant {other}; a key has one tenant"
+                )
+    seen: dict[str, int] = {}
+    for i, replica in enumerate(config.replicas):
+        if (first := seen.setdefault(replica.name, i)) != i:
+            lines.append(f'replicas[{i}].id = "{replica.name}": is taken by replicas[{first}]; give it another id')
+        if replica.ca_file is not None and not Path(replica.ca_file).is_file():
+            lines.append(f'replicas[{i}].ca_file = "{replica.ca_file}": must be a readable PEM file')
+    floors = sum(table.floor_share for table in config.classes.values())
+    if floors > 1:
+        lines.append(f"classes: the sum of floor_share is {floors:g}; it must be at most 1")
+    if config.health.backoff_max_s < config.health.backoff_s:
+        lines.append(
+            f"health.backoff_max_s = {config.health.backoff_max_s:g}: "
+            f"must be at least health.backoff_s, which is {config.health.backoff_s:g}"
+        )
+    return lines
+
+
+# -- one line per mistake ------------------------------------------------------------------------------------------
+
+WORDS = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be text in quotes",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list in [ ]",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "model_attributes_type": "must be a table",
+    "finite_number": "must be a finite number",
+}
+BOUNDS = {"greater_than": ("above", "gt"), "greater_than_equal": ("at least", "ge"),
+          "less_than": ("below", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
+PATTERNS = {
+    "^[0-9a-f]{64}$": "must be 64 lower-case hex digits, the SHA-256 of a key",
+    "^[A-Za-z0-9._:-]{1,64}$": "must be 1 to 64 letters, digits or . _ : -",
+}
+
+
+def _line(error: ErrorDetails) -> str:
+    # "[key]" marks a mistake in the name of a table itself, as pydantic spells it
+    location = [part for part in error["loc"] if part != "[key]"]
+    key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        *table, wrong = location
+        nearest = _nearest(str(wrong), _keys(table))
+        return f"{key}: unknown key; the nearest valid one is {nearest}"
+    if kind == "missing":
+        return f"{key}: is missing; {_description(location)}"
+    shown = "" if "keys_sha256" in location else f" = {_shown(error['input'])}"
+    if kind in BOUNDS:
+        word, bound = BOUNDS[kind]
+        said = f"must be {word} {context[bound]:g}"
+    elif kind == "literal_error":
+        said = f"must be one of {context['expected']}"
+    elif kind == "string_pattern_mismatch":
+        said = PATTERNS[context["pattern"]]
+    elif kind == "value_error":
+        said = str(context["error"])
+    else:
+        said = WORDS.get(kind, error["msg"])
+    return f"{key}{shown}: {said}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value[:80]}"'
+    if isinstance(value, (dict, list)):
+        return "a table" if isinstance(value, dict) else "a list"
+    return str(value)
+
+
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """The table class inside an annotation such as `list[Replica]` or `dict[Name, Tenant]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (list, dict, Annotated, types.UnionType):
+        for inner in reversed(get_args(annotation)):
+            if found := _model(inner):
+                return found
+    return None
+
+
+def _keys(location: Sequence[str | int]) -> list[str]:
+    """Valid keys of the table at this place of the file."""
+    table: type[BaseModel] = Config
+    for part in location:
+        if isinstance(part, str) and part in table.model_fields:
+            table = _model(table.model_fields[part].annotation) or table
+    return list(table.model_fields)
+
+
+def _description(location: Sequence[str | int]) -> str:
+    table: type[BaseModel] = Config
+    for part in location[:-1]:
+        if isinstance(part, str) and part in table.model_fields:
+            table = _model(table.model_fields[part].annotation) or table
+    return table.model_fields[str(location[-1])].description or ""
+
+
+def _nearest(wrong: str, valid: Sequence[str]) -> str:
+    return max(valid, key=lambda name: difflib.SequenceMatcher(None, wrong.lower(), name).ratio())

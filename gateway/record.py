@@ -1,0 +1,127 @@
+"""What the gateway knows about one request, from receipt to its journal line. Plain data, one owner.
+
+The proxy makes one `RequestRecord` per request and is the only writer; metrics and journal read it once, after
+the end. Times are monotonic seconds of the same clock that the core is given; `received_unix` alone is wall time.
+Tokens carry where they came from, because a number from `usage` and a guess must never be averaged together.
+Trade-off: one mutable object instead of many small ones, since a request creates it on the hot path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from policies.model import Alternative, Outcome, Prediction
+from policies.objectives import Objectives, Partition, Timing
+
+
+class TokenSource(StrEnum):
+    USAGE = "usage"  # the replica's own usage object
+    EVENTS = "events"  # content events times the replica's tokens per event
+    ESTIMATE = "estimate"  # from bytes, or from what the core expected to be cached
+
+
+@dataclass(slots=True)
+class Tokens:
+    count: int | None = None
+    source: TokenSource = TokenSource.ESTIMATE
+
+
+@dataclass(slots=True, frozen=True)
+class Unmatched:
+    """The first chunk of the prompt that no replica was believed to hold: where it is, never what it says."""
+
+    kind: str  # tools | system | user | assistant | tool | prompt | media
+    path: str  # JSON path, as messages[3].content
+    offset: int  # bytes into the canonical prompt stream
+
+
+@dataclass(slots=True)
+class Attempt:
+    replica_id: str
+    t_dispatch: float
+    t_first: float | None = None
+    outcome: Outcome | None = None
+    detail: str = ""  # closed set: refused, reset, first_event_timeout, http_503, abort, ...
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    request_id: str
+    received_at: float  # monotonic seconds at receipt of the full request
+    received_unix: float = 0.0
+    endpoint: str = ""  # pattern of the allow table, never the raw path
+    kind: str = "generate"  # kind of the endpoint: generate, pool, cheap, stateful
+    model: str = ""
+    adapter: str | None = None
+    tenant: str | None = None  # name from the configuration; hashed before it reaches the journal
+    session: str | None = None  # hashed as well
+    service_class: str = "standard"
+    arm: str | None = None
+    policy: str = ""
+    objectives: Objectives = field(default_factory=Objectives)
+    streams: bool = True
+    prompt_bytes: int = 0
+    prompt: Tokens = field(default_factory=Tokens)
+    completion: Tokens = field(default_factory=Tokens)
+    cached: Tokens = field(default_factory=Tokens)
+    chain: tuple[int, ...] = ()
+    unmatched: Unmatched | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    client_retry: int = 0  # x-stainless-retry-count of official clients: counted apart
+    choice_reason: str = ""  # affinity, spill, cold, ... of the last dispatch
+    prediction: Prediction | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    committed_at: float | None = None  # response headers written
+    first_content_at: float | None = None
+    last_content_at: float | None = None
+    longest_gap_s: float = 0.0
+    content_events: int = 0
+    ended_at: float | None = None
+    status: int = 0  # what the client saw; 0 when it left before any
+    outcome: Outcome | None = None
+    partition: Partition | None = None
+    reason: str = ""  # closed set: code of the error, shed reason, or the detail of the last attempt
+    sample: bytes | None = None  # prompt body, only when the operator switched samples on
+
+    def attempt(self, replica_id: str, now: float) -> Attempt:
+        """Starts the next attempt; dispatch and its I/O begin at `now`."""
+        started = Attempt(replica_id, now)
+        self.attempts.append(started)
+        return started
+
+    @property
+    def replica_id(self) -> str | None:
+        """The replica that served it last; None when it was never dispatched."""
+        return self.attempts[-1].replica_id if self.attempts else None
+
+    @property
+    def queue_wait_s(self) -> float | None:
+        """Receipt to first dispatch; None when it was never dispatched."""
+        return self.attempts[0].t_dispatch - self.received_at if self.attempts else None
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_content_at is None else self.first_content_at - self.received_at
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.ended_at is None else self.ended_at - self.received_at
+
+    def timing(self) -> Timing:
+        """The finished record as `objectives.judge` reads it; the end must be known."""
+        assert self.ended_at is not None
+        last = self.last_content_at
+        return Timing(
+            first_content_s=self.ttft_s,
+            last_content_s=None if last is None else last - self.received_at,
+            end_s=self.ended_at - self.received_at,
+            output_tokens=self.completion.count or 0,
+            longest_gap_s=self.longest_gap_s,
+            streamed=self.streams,
+            generates=self.kind == "generate",
+        )
+
+    @property
+    def tpot_s(self) -> float | None:
+        return self.timing().tpot_s if self.ended_at is not None else None

@@ -1,0 +1,99 @@
+"""One configured or added replica: where it is, how to speak to it, and which models it said it serves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from gateway.sections import Replica as ReplicaTable
+
+
+@dataclass(slots=True)
+class Model:
+    """One row of a replica's /v1/models."""
+
+    id: str
+    parent: str | None = None  # base model of a LoRA adapter
+    max_model_len: int | None = None
+    document: Mapping[str, Any] = field(default_factory=dict)  # as the replica gave it
+
+
+@dataclass(slots=True)
+class Replica:
+    id: str
+    url: str  # without a trailing slash
+    key: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    weight: float = 1.0
+    role: str = "both"
+    fixed_models: tuple[str, ...] = ()  # from the configuration; empty: asked for
+    models: dict[str, Model] = field(default_factory=dict)
+    learnt: bool = False  # its models are known
+    draining: bool = False
+    slow_start_s: float = 0.0  # eased in over this time; zero for a replica that was there at start
+
+    @classmethod
+    def of(cls, table: ReplicaTable, environ: Mapping[str, str] = os.environ) -> Replica:
+        fixed = tuple(table.models)
+        return cls(
+            id=table.name,
+            url=table.url,
+            key=environ.get(table.key_env) if table.key_env else None,
+            ca_file=table.ca_file,
+            weight=table.weight,
+            role=table.role,
+            fixed_models=fixed,
+            models={name: Model(name) for name in fixed},
+            learnt=bool(fixed),
+        )
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def tls(self) -> bool:
+        return self.url.startswith("https:")
+
+    @property
+    def path_prefix(self) -> str:
+        return urlsplit(self.url).path.rstrip("/")
+
+    @property
+    def base_models(self) -> frozenset[str]:
+        return frozenset(m.id for m in self.models.values() if m.parent is None)
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        return frozenset(m.id for m in self.models.values() if m.parent is not None)
+
+    def learn(self, rows: list[Mapping[str, Any]]) -> bool:
+        """Takes the `data` of /v1/models; True when the set of models or adapters changed.
+
+        vLLM names a parent on adapters; a base model's parent is null. Adapters of a configured base model are
+        learnt too, other models of a replica with configured models are not.
+        """
+        before = (self.base_models, self.adapters, self.learnt)
+        models: dict[str, Model] = {}
+        for row in rows:
+            name, parent = row.get("id"), row.get("parent")
+            if not isinstance(name, str) or not name:
+                continue
+            if not isinstance(parent, str) or parent == name:
+                parent = None
+            if self.fixed_models and name not in self.fixed_models and parent not in self.fixed_models:
+                continue
+            length = row.get("max_model_len")
+            models[name] = Model(name, parent, length if isinstance(length, int) else None, row)
+        for name in self.fixed_models:
+            models.setdefault(name, Model(name))
+        self.models, self.learnt = models, True
+        return before != (self.base_models, self.adapters, self.learnt)
