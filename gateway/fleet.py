@@ -125,16 +125,26 @@ class Fleet:
             self.version += 1
             self._announce(replica)
 
-    def scraped(self, values: Scraped) -> None:
-        """A replica's /metrics was read: heartbeat, sleep, restart, and the values themselves for the core."""
+    def probed(self, replica_id: str, failure: Sign | None) -> None:
+        """A replica's /health was read; None is a good answer."""
+        self._emit(self.health.probed(replica_id, failure, self._clock()))
+
+    def canaried(self, replica_id: str, failure: Sign | None) -> None:
+        """An ejected replica was asked for one token; None is a token that came."""
+        self._emit(self.health.canaried(replica_id, failure, self._clock()))
+
+    def scraped(self, values: Scraped) -> bool:
+        """A replica's /metrics was read: heartbeat, sleep, restart, and the values for the core. True: it restarted."""
         if values.replica_id not in self.replicas:
-            return
+            return False
         now = self._clock()
         events, restarted = self.health.scraped(values, self.in_flight(values.replica_id), now)
-        if restarted:
+        if restarted and self.replicas[values.replica_id].learnt:
             self._sink(Restarted(values.replica_id))
-        self._sink(values)
+        if self.replicas[values.replica_id].learnt:
+            self._sink(values)
         self._emit(events)
+        return restarted
 
     def wake(self) -> None:
         """Time passed: ends of back-off, and what panic mode has to reconsider."""

@@ -1,0 +1,60 @@
+"""Asks a replica whether it lives, and, after an ejection, for one token. The answer is a `Sign`, None for good.
+
+/health proves that the API server runs and that its engine is not known dead; nothing about hangs, pauses or a
+drain. One token (`max_tokens: 1`) proves the whole path at the price of one engine step, so only an ejected
+replica is asked for it.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+import httpx
+import orjson
+
+from gateway.replica import Replica
+from gateway.signals import Sign
+
+
+async def health(http: httpx.AsyncClient, replica: Replica, timeout_s: float) -> Sign | None:
+    try:
+        answer = await http.get(f"{replica.url}/health", timeout=timeout_s)
+    except httpx.HTTPError as e:
+        return _transport(e)
+    if answer.status_code == 503:
+        return Sign.ENGINE_DEAD
+    return None if answer.is_success else Sign.PROBE_FAILED
+
+
+async def token(http: httpx.AsyncClient, replica: Replica, timeout_s: float) -> Sign | None:
+    """One token of any base model. A replica that cannot generate answers 4xx, which is good enough: it answers."""
+    model = min(replica.base_models, default="")
+    body = {"model": model, "prompt": "1", "max_tokens": 1}
+    try:
+        answer = await http.post(f"{replica.url}/v1/completions", json=body, timeout=timeout_s)
+    except httpx.TimeoutException:
+        return Sign.FIRST_EVENT_TIMEOUT
+    except httpx.HTTPError as e:
+        return _transport(e)
+    if answer.status_code == 503:
+        return None if b"EngineDead" not in answer.content else Sign.ENGINE_DEAD  # its queue limit: busy, so alive
+    if answer.status_code >= 500:
+        return Sign.ERROR_STATUS
+    return Sign.ABORT if _aborted(answer.content) else None
+
+
+def _aborted(content: bytes) -> bool:
+    try:
+        choices = orjson.loads(content).get("choices") or []
+        return any(choice.get("finish_reason") == "abort" for choice in choices)
+    except (orjson.JSONDecodeError, AttributeError, TypeError):
+        return False
+
+
+def _transport(error: httpx.HTTPError) -> Sign:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return Sign.TLS
+        cause = cause.__cause__ or cause.__context__
+    return Sign.REFUSED if isinstance(error, httpx.ConnectError) else Sign.PROBE_FAILED

@@ -1,0 +1,126 @@
+"""Keeps an eye on each replica: two small loops per replica, one that probes and one that scrapes.
+
+The first probe is sent at once, so that a fleet is in rotation as soon as it answers. Models are read when the first
+probe is good, again after a restart, and every `models_refresh_s` (adapters come and go). A failure is logged when it
+begins and when it ends, not once a second. Trade-off: 2 N requests in each interval and N tasks, for fleets of up to
+a few hundred replicas per gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+
+import httpx
+
+from gateway import probe, scrape
+from gateway.fleet import Fleet
+from gateway.replica import Replica
+from gateway.sections import Health, Scrape
+
+log = logging.getLogger("forebay.fleet")
+
+
+class Watch:
+    """Owner of the loops and of the clients they use. `sync` starts and stops them to match the fleet."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        health: Health,
+        scraping: Scrape,
+        rng: random.Random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._health = health
+        self._scraping = scraping
+        self._rng = rng
+        self._clock = clock
+        self._tasks: dict[str, tuple[Replica, list[asyncio.Task[None]], httpx.AsyncClient]] = {}
+        self._troubles: dict[tuple[str, str], str] = {}
+        self._models_read_at: dict[str, float] = {}
+
+    def sync(self) -> None:
+        """Call after replicas were added, removed or replaced."""
+        for replica_id, (watched, tasks, _) in list(self._tasks.items()):
+            if self._fleet.get(replica_id) is not watched:
+                del self._tasks[replica_id]
+                self._models_read_at.pop(replica_id, None)
+                for task in tasks:
+                    task.cancel()
+        for replica in self._fleet.replicas.values():
+            if replica.id not in self._tasks:
+                http = scrape.client(replica)
+                loops = [self._probe_loop(replica, http), self._scrape_loop(replica, http)]
+                self._tasks[replica.id] = (replica, [asyncio.create_task(loop) for loop in loops], http)
+
+    async def close(self) -> None:
+        clients = [http for _, _, http in self._tasks.values()]
+        tasks = [task for _, loops, _ in self._tasks.values() for task in loops]
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                log.error("a probe or scrape loop had failed", exc_info=ended)
+        for http in clients:
+            await http.aclose()
+
+    async def _probe_loop(self, replica: Replica, http: httpx.AsyncClient) -> None:
+        s = self._health
+        while True:
+            failure = await probe.health(http, replica, s.probe_timeout_s)
+            self._said(replica, "/health", None if failure is None else failure.value)
+            if failure is None and self._models_due(replica):
+                await self._learn(replica, http)
+            self._fleet.probed(replica.id, failure)
+            if self._fleet.health.wants_canary(replica.id, self._clock()):
+                self._fleet.canaried(replica.id, await probe.token(http, replica, s.canary_timeout_s))
+            await self._pause(s.probe_interval_s)
+
+    async def _scrape_loop(self, replica: Replica, http: httpx.AsyncClient) -> None:
+        s = self._scraping
+        while True:
+            try:
+                values = await scrape.metrics(http, replica, s.timeout_s, self._clock)
+            except scrape.ReadError as e:
+                self._said(replica, "/metrics", str(e))
+            else:
+                self._said(replica, "/metrics", None)
+                if self._fleet.scraped(values):
+                    log.warning("replica %s: is a new process since the last scrape; its cache is empty", replica.id)
+                    self._models_read_at.pop(replica.id, None)
+            await self._pause(s.interval_s)
+
+    async def _learn(self, replica: Replica, http: httpx.AsyncClient) -> None:
+        try:
+            rows = await scrape.models(http, replica, self._scraping.timeout_s)
+        except scrape.ReadError as e:
+            self._said(replica, "/v1/models", str(e))
+            return
+        self._said(replica, "/v1/models", None)
+        self._models_read_at[replica.id] = self._clock()
+        self._fleet.learn(replica.id, rows)
+
+    def _models_due(self, replica: Replica) -> bool:
+        read_at = self._models_read_at.get(replica.id)
+        return read_at is None or self._clock() - read_at >= self._scraping.models_refresh_s
+
+    async def _pause(self, interval_s: float) -> None:
+        jitter = self._scraping.jitter_share
+        await asyncio.sleep(interval_s * (1.0 + jitter * (2.0 * self._rng.random() - 1.0)))
+
+    def _said(self, replica: Replica, what: str, trouble: str | None) -> None:
+        """Logs a trouble when it begins, changes or ends."""
+        key = (replica.id, what)
+        before = self._troubles.get(key)
+        if trouble is None:
+            if self._troubles.pop(key, None) is not None:
+                log.info("replica %s: %s answers again", replica.id, what)
+        elif trouble != before:
+            self._troubles[key] = trouble
+            log.warning("replica %s: %s", replica.id, trouble if trouble.startswith("/") else f"{what}: {trouble}")
