@@ -140,9 +140,7 @@ class Balancer:
     def fleet_event(self, event: FleetEvent, now: float) -> list[Decision]:
         """Events about replicas that are not (or no longer) there are ignored."""
         if isinstance(event, Added):
-            if event.replica_id in self.fleet.replicas:
-                self._lost(event.replica_id)
-            self.fleet.add(event)
+            self.fleet.add(event)  # of a known replica: new models or weight; what runs there stays
         replica = self.fleet.replicas.get(event.replica_id)
         if replica is None:
             return []

@@ -64,9 +64,14 @@ class Fleet:
         self._pools: dict[tuple[str, str | None], Pool] = {}
 
     def add(self, event: Added) -> Replica:
-        replica = Replica(event, self.prior, self.settings)
-        self.replicas[event.replica_id] = replica
+        """A new replica, or news of a known one: its models, adapters, weight and role change, its work stays."""
         self._pools.clear()
+        replica = self.replicas.get(event.replica_id)
+        if replica is None:
+            replica = self.replicas[event.replica_id] = Replica(event, self.prior, self.settings)
+        else:
+            replica.models, replica.adapters_served = event.models, event.adapters
+            replica.view.weight, replica.view.role, replica.view.adapters = event.weight, event.role, event.adapters
         return replica
 
     def remove(self, replica_id: str) -> Replica | None:
