@@ -1,0 +1,165 @@
+"""`python -m loadtests.bench`: what the gateway costs, beside vllm-router in the same run.
+
+Example: python -m loadtests.bench --quick
+         python -m loadtests.bench soak
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from loadtests.bench import cost
+from loadtests.bench.contenders import Contender, forebay, router_executable, vllm_router
+from loadtests.bench.processes import NotReadyError, free_ports
+from loadtests.bench.soak import MOST_BYTES_PER_STREAM, MOST_HEALTH_S, soak
+
+app = typer.Typer(add_completion=False, invoke_without_command=True)
+console = Console()
+
+
+@app.callback()
+def run(
+    context: typer.Context,
+    quick: Annotated[bool, typer.Option(help="3 rounds of 1 s instead of 5 of 3 s")] = False,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="policy of our gateway; again for more (forebay: everything on)")
+    ] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="only scenarios whose name holds this text")] = None,
+    router: Annotated[bool, typer.Option(help="measure vllm-router beside it")] = True,
+    out: Annotated[Path | None, typer.Option(help="write the numbers as JSON into this file")] = None,
+) -> None:
+    """CPU time per request and per streamed event, beside vllm-router; exit status 1 if a bar is missed.
+
+    Example: python -m loadtests.bench --quick --policy forebay
+    """
+    if context.invoked_subcommand is not None:
+        return
+    wanted = [s for s in cost.SCENARIOS if not scenario or any(text in s.name for text in scenario)]
+    if not wanted:
+        console.print(f"--scenario: none of {', '.join(s.name for s in cost.SCENARIOS)} holds {scenario}")
+        raise typer.Exit(2)
+    contenders: list[Contender] = [forebay(name) for name in policy or ["round_robin", "least_request", "forebay"]]
+    if router:
+        executable = router_executable(console)
+        ports = free_ports(2)
+        contenders += [
+            vllm_router("round_robin", executable, ports[0]),
+            vllm_router("cache_aware", executable, ports[1]),
+        ]
+    rounds, round_s = (3, 1.0) if quick else (5, 3.0)
+    try:
+        results = cost.measure(contenders, wanted, rounds, round_s, console)
+    except NotReadyError as failure:
+        console.print(f"[red]{failure}")
+        raise typer.Exit(1) from None
+    met = show(results)
+    if out is not None:
+        out.write_text(json.dumps(as_json(results, rounds, round_s), indent=1) + "\n")
+    raise typer.Exit(0 if met else 1)
+
+
+def show(results: cost.Results) -> bool:
+    """Prints the tables; True if every bar that was measured is met and nothing failed."""
+    table = Table(title="us of CPU (median of the rounds) | thousands a second")
+    table.add_column("")
+    for name in results:
+        table.add_column(name, justify="right")
+    rows = next(iter(results.values()))
+    for contender in rows:
+        cells = (results[s][contender] for s in results)
+        table.add_row(contender, *(f"{m.median_us:.1f} | {statistics.median(m.per_s) / 1000:.1f}" for m in cells))
+    console.print(table)
+    met = True
+    bars = Table(title="bars: ratio of the same round, median (least to most)")
+    for column in ("", "contender", "beside", "ratio", "at most", ""):
+        bars.add_column(column)
+    for bar in cost.BARS:
+        values = cost.ratios(results, bar)
+        if not values:
+            continue
+        ratio = statistics.median(values)
+        holds = ratio <= bar.at_most
+        met &= holds
+        spread = f"{ratio:.2f} ({min(values):.2f} to {max(values):.2f})"
+        verdict = "[green]met" if holds else "[red]missed"
+        bars.add_row(bar.scenario, bar.contender, bar.beside, spread, f"{bar.at_most:g}", verdict)
+    console.print(bars)
+    for name, row in results.items():
+        for contender, measured in row.items():
+            if measured.errors:
+                console.print(
+                    f"[red]INVALID: {contender}, {name}: {measured.errors} errors, first: {measured.first_error}"
+                )
+                met = False
+    return met
+
+
+def as_json(results: cost.Results, rounds: int, round_s: float) -> dict[str, Any]:
+    return {
+        "us_of_cpu": {s: {c: m.us for c, m in row.items()} for s, row in results.items()},
+        "per_s": {s: {c: m.per_s for c, m in row.items()} for s, row in results.items()},
+        "errors": {s: {c: m.errors for c, m in row.items()} for s, row in results.items()},
+        "provenance": {
+            "command": "python -m loadtests.bench",
+            "rounds": rounds,
+            "round_s": round_s,
+            "machine": platform.platform(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        },
+    }
+
+
+@app.command("soak")
+def soak_command(
+    streams: Annotated[int, typer.Option(help="streams open at once")] = 2000,
+    seconds: Annotated[float, typer.Option(help="how long each stream lasts")] = 30.0,
+    policy: Annotated[str, typer.Option(help="policy of the gateway")] = "forebay",
+    router: Annotated[bool, typer.Option(help="put vllm-router (round_robin) in its place")] = False,
+) -> None:
+    """2,000 streams of 5 events a second on one process: errors, memory per stream, /health; exit status 1 if it fails.
+
+    Example: python -m loadtests.bench soak --seconds 60
+    """
+    contender = vllm_router("round_robin", router_executable(console), free_ports(1)[0]) if router else forebay(policy)
+    try:
+        result = soak(contender, streams, seconds, console)
+    except NotReadyError as failure:
+        console.print(f"[red]{failure}")
+        raise typer.Exit(1) from None
+    assert result.run is not None
+    health = sorted(result.health_s) or [float("nan")]
+    run_ = result.run
+    console.print(
+        f"{contender.name}: {run_.answers} of {streams} streams whole, {run_.errors} errors {run_.first_error}"
+    )
+    console.print(
+        f"{run_.events} events in {run_.seconds:.1f} s, gateway busy {result.cpu_s / run_.seconds:.0%} of one core"
+    )
+    kib, most_kib = result.bytes_per_stream / 1024, MOST_BYTES_PER_STREAM / 1024
+    console.print(
+        f"memory per stream {kib:.1f} KiB (bar {most_kib:.0f}), "
+        f"{result.idle_bytes >> 20} to {result.peak_bytes >> 20} MiB in all"
+    )
+    worst, p50 = health[-1] * 1000, statistics.median(health) * 1000
+    console.print(
+        f"/health {len(health)} times: median {p50:.1f} ms, worst {worst:.1f} ms (bar {MOST_HEALTH_S * 1000:.0f}), "
+        f"{result.health_failures} failed"
+    )
+    console.print("[green]holds" if result.holds else "[red]does not hold")
+    raise typer.Exit(0 if result.holds else 1)
+
+
+if __name__ == "__main__":
+    app()
