@@ -100,7 +100,7 @@ def ratios(results: Results, bar: Bar) -> list[float]:
 def measure(
     contenders: Sequence[Contender], scenarios: Sequence[Scenario], rounds: int, round_s: float, console: Console
 ) -> Results:
-    """Runs everything. Raises NotReadyError when a contender does not start; failed requests are counted, not raised."""
+    """Runs everything. Raises NotReadyError if a contender does not start; failed requests are counted."""
     load_core, gateway_core = two_cores()
     results: Results = {s.name: {c.name: Measured() for c in contenders} for s in scenarios}
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder, ExitStack() as running:
