@@ -107,6 +107,8 @@ async def scripted(script: Script) -> AsyncIterator[Server]:
                 await script(call)
         except (asyncio.IncompleteReadError, ConnectionError):
             server.hung_up += 1
+        except asyncio.CancelledError:
+            pass  # the end of the test; asyncio logs cancelled connection tasks as errors
         finally:
             tasks.discard(task)
             writer.close()

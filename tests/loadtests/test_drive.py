@@ -1,0 +1,249 @@
+"""The driver against a scripted server: what becomes of rows that go well, late, wrong, or never."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+import orjson
+
+from loadtests.client import Client, Target
+from loadtests.drive import Behaviour, Clock, Driver, WireRequest
+from loadtests.record import Record
+from loadtests.retry import OFFICIAL
+from loadtests.schedule import Row, Schedule
+from policies.model import ServiceClass
+from policies.objectives import Partition
+from tests.loadtests.scripted import HEAD, LAST, Call, Script, full_answer, piece, scripted, until, usage
+
+CHAT = "/v1/chat/completions"
+LOOSE = ServiceClass("interactive", ttft_s=20.0, tpot_s=20.0)
+
+
+def row(id: int, at_s: float | None, **more: object) -> Row:
+    return Row(id, at_s, 4, 3, (id,), **more)  # type: ignore[arg-type]
+
+
+def build(row: Row) -> WireRequest:
+    body = orjson.dumps({"id": row.id, "turn": row.turn, "max_tokens": row.output_tokens, "stream": True})
+    return WireRequest(CHAT, body, {"x-request-id": f"t-{row.id}"}, forced_tokens=row.output_tokens)
+
+
+async def drive(
+    script: Script,
+    rows: Sequence[Row],
+    *,
+    behaviour: Behaviour | None = None,
+    service_class: ServiceClass = LOOSE,
+    window_s: float = 1.0,
+    drain_s: float = 20.0,
+) -> tuple[list[Record], Driver, list[Call]]:
+    schedule = Schedule(tuple(rows), window_s, drain_s, 512, {"interactive": service_class})
+    async with scripted(script) as server:
+        clock = Clock(time.perf_counter() + 0.02)
+        driver = Driver(schedule, build, Client(Target.parse(server.url), clock.now), clock, behaviour)
+        return await driver.run(), driver, server.calls
+
+
+async def test_every_row_is_sent_and_good() -> None:
+    records, driver, calls = await drive(full_answer, [row(i, 0.01 * i) for i in range(20)])
+    assert [r.partition for r in records] == [Partition.GOOD] * 20
+    assert [c.json["id"] for c in calls] == list(range(20))
+    assert all(r.completion_tokens == 3 and r.attempts == 1 and r.replica == "r0" for r in records)
+    assert (driver.sustained.due, driver.sustained.dispatched) == (20, 20)
+
+
+async def test_times_count_from_the_schedule_not_from_the_send() -> None:
+    """A row whose time passed before the run could send it is late by that much."""
+    schedule = Schedule((row(0, 0.0),), 1.0, 20.0, 512, {"interactive": LOOSE})
+    async with scripted(full_answer) as server:
+        clock = Clock(time.perf_counter() - 0.5)
+        (record,) = await Driver(schedule, build, Client(Target.parse(server.url), clock.now), clock).run()
+    assert record.lag_s is not None
+    assert record.lag_s >= 0.5
+    assert record.ttft_s is not None
+    assert record.ttft_s >= record.lag_s
+
+
+async def test_a_late_first_token_is_slow_and_complete() -> None:
+    strict = ServiceClass("interactive", ttft_s=1e-6, ttft_s_per_token=0.0)
+    records, _, _ = await drive(full_answer, [row(0, 0.0)], service_class=strict)
+    assert (records[0].partition, records[0].complete) == (Partition.SLOW_TTFT, True)
+
+
+async def test_shed_rows_stay_in_the_denominator() -> None:
+    async def script(call: Call) -> None:
+        if call.number % 2:
+            await call.plain(429, {"error": {"code": "infeasible", "message": "m", "type": "t"}})
+        else:
+            await full_answer(call)
+
+    records, _, _ = await drive(script, [row(i, 0.02 * i) for i in range(6)])
+    assert sorted(r.partition for r in records) == [Partition.GOOD] * 3 + [Partition.REJECTED] * 3
+    assert all(r.counted for r in records)
+    assert {r.reason for r in records} == {"", "infeasible"}
+
+
+async def test_what_is_open_at_the_end_of_the_drain_is_unfinished() -> None:
+    async def stall(call: Call) -> None:
+        if call.json["id"] == 1:
+            await call.send(HEAD)
+            await call.event(piece("a"))
+        else:
+            await full_answer(call)
+
+    records, _, _ = await drive(stall, [row(0, 0.0), row(1, 0.0)], window_s=0.1, drain_s=0.2)
+    assert [r.partition for r in records] == [Partition.GOOD, Partition.UNFINISHED]
+    assert records[1].first_s is not None
+
+
+async def test_warm_up_and_cool_down_rows_are_sent_and_not_counted() -> None:
+    rows = [row(0, -0.01), row(1, 0.02), row(2, 0.5)]
+    records, _, calls = await drive(full_answer, rows, window_s=0.1, drain_s=1.0)
+    assert [r.counted for r in records] == [False, True, False]
+    assert len(calls) >= 2
+
+
+async def test_a_later_turn_waits_for_the_answer_and_the_think_time() -> None:
+    session = [row(0, 0.0, session="s"), row(1, None, session="s", turn=1, think_s=0.05)]
+    records, _, calls = await drive(full_answer, session)
+    assert [c.json["turn"] for c in calls] == [0, 1]
+    assert records[0].end_s is not None
+    assert records[1].scheduled_s == records[0].end_s + 0.05
+    assert [r.partition for r in records] == [Partition.GOOD] * 2
+
+
+async def test_turns_behind_a_failed_one_are_failures_too() -> None:
+    async def script(call: Call) -> None:
+        await call.plain(500, {"error": {"message": "m", "type": "t", "code": 500}})
+
+    session = [row(0, 0.0, session="s"), *(row(i, None, session="s", turn=i) for i in (1, 2))]
+    records, _, calls = await drive(script, session)
+    assert [r.partition for r in records] == [Partition.ERROR_HTTP, *[Partition.NOT_DISPATCHED] * 2]
+    assert all(r.counted for r in records)
+    assert len(calls) == 1
+
+
+async def test_a_cut_stream_is_truncated_and_not_retried() -> None:
+    async def script(call: Call) -> None:
+        await call.send(HEAD)
+        await call.event(piece("a"))
+        call.writer.close()
+
+    records, _, calls = await drive(script, [row(0, 0.0)], behaviour=Behaviour(retries=OFFICIAL))
+    assert (records[0].partition, records[0].attempts, len(calls)) == (Partition.TRUNCATED, 1, 1)
+    assert records[0].reason.startswith("connection_cut")
+
+
+async def test_a_server_that_is_not_there_is_a_transport_error() -> None:
+    schedule = Schedule((row(0, 0.0),), 1.0, 5.0, 512, {"interactive": LOOSE})
+    async with scripted(full_answer) as server:
+        url = server.url
+    clock = Clock(time.perf_counter())
+    (record,) = await Driver(schedule, build, Client(Target.parse(url), clock.now), clock).run()
+    assert record.partition is Partition.ERROR_TRANSPORT
+    assert record.reason.startswith("no_response")
+
+
+async def test_official_clients_retry_and_the_request_still_counts_once() -> None:
+    async def script(call: Call) -> None:
+        if call.number == 0:
+            await call.plain(429, {"error": {"code": "queue_full", "message": "m"}}, "retry-after-ms: 1")
+        else:
+            await full_answer(call)
+
+    records, _, calls = await drive(script, [row(0, 0.0)], behaviour=Behaviour(retries=OFFICIAL))
+    assert (records[0].partition, records[0].attempts) == (Partition.GOOD, 2)
+    assert [c.headers["x-request-id"] for c in calls] == ["t-0", "t-0-2"]
+
+
+async def test_should_retry_false_is_obeyed() -> None:
+    async def script(call: Call) -> None:
+        await call.plain(429, {"error": {"code": "infeasible", "message": "m"}}, "x-should-retry: false")
+
+    records, _, calls = await drive(script, [row(0, 0.0)], behaviour=Behaviour(retries=OFFICIAL))
+    assert (records[0].partition, len(calls)) == (Partition.REJECTED, 1)
+
+
+async def test_a_client_hangs_up_at_its_deadline_and_the_server_sees_it() -> None:
+    async def script(call: Call) -> None:
+        await call.send(HEAD)
+        await call.event(piece("a"))
+
+    service_class = ServiceClass("interactive", ttft_s=9.0, e2e_s=0.1)
+    schedule = Schedule((row(0, 0.0),), 1.0, 20.0, 512, {"interactive": service_class})
+    async with scripted(script) as server:
+        clock = Clock(time.perf_counter())
+        (record,) = await Driver(schedule, build, Client(Target.parse(server.url), clock.now), clock).run()
+        await until(lambda: server.hung_up == 1)
+    assert (record.partition, record.reason) == (Partition.ABANDONED, "at the deadline")
+
+
+async def test_an_impatient_client_leaves_before_the_first_token() -> None:
+    async def script(call: Call) -> None:
+        await call.send(HEAD)
+
+    records, _, _ = await drive(script, [row(0, 0.0)], behaviour=Behaviour(patience_s=0.02))
+    assert (records[0].partition, records[0].reason) == (Partition.ABANDONED, "before the first token")
+
+
+async def test_patience_ends_with_the_first_token() -> None:
+    patience_s = random.Random("0/0").lognormvariate(0.0, 0.5)
+    release = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(HEAD)
+        await call.event(piece("a"))
+        asyncio.get_running_loop().call_later(patience_s + 0.1, release.set)
+        await release.wait()
+        await call.event(piece("b"), piece("c", "length"), usage(4, 3), b"data: [DONE]\n\n")
+        await call.send(LAST)
+
+    records, _, _ = await drive(script, [row(0, 0.0)], behaviour=Behaviour(patience_s=1.0))
+    assert records[0].partition is Partition.GOOD
+    assert records[0].longest_gap_s > 0.1
+
+
+async def test_response_paced_keeps_so_many_in_flight() -> None:
+    now, most = 0, 0
+
+    async def script(call: Call) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        await full_answer(call)
+        now -= 1
+
+    records, _, calls = await drive(
+        script, [row(i, 0.0) for i in range(30)], behaviour=Behaviour(concurrency=3), window_s=20.0
+    )
+    assert most <= 3
+    assert len(calls) == 30
+    assert sum(r.counted for r in records) == 30
+
+
+async def test_a_straggler_does_not_change_what_the_rate_is_divided_by() -> None:
+    """Window and drain are fixed; the run ends at their end, not at the last answer."""
+
+    async def script(call: Call) -> None:
+        if call.json["id"] == 3:
+            await call.send(HEAD)
+        else:
+            await full_answer(call)
+
+    records, driver, _ = await drive(script, [row(i, 0.0) for i in range(4)], window_s=0.2, drain_s=0.3)
+    assert [r.partition for r in records] == [*[Partition.GOOD] * 3, Partition.UNFINISHED]
+    assert driver.schedule.window_s + driver.schedule.drain_s == 0.5
+
+
+async def test_the_clock_of_scaled_replicas_runs_as_fast_as_they_do() -> None:
+    schedule = Schedule((row(0, 5.0),), 10.0, 10.0, 512, {"interactive": LOOSE})
+    async with scripted(full_answer) as server:
+        clock = Clock(time.perf_counter(), scale=50.0)
+        (record,) = await Driver(schedule, build, Client(Target.parse(server.url), clock.now), clock).run()
+    assert record.scheduled_s == 5.0
+    assert record.dispatched_s is not None
+    assert record.dispatched_s >= 5.0
