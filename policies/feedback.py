@@ -19,12 +19,14 @@ class BytesPerToken:
         self._initial = initial
         self._memory = memory
         self._learnt: dict[str, float] = {}
+        self.overall = initial  # over all models, for sizing what models share
 
     def observe(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
         """One usage report; ignored for prompts too small to say anything (under 32 tokens)."""
         if prompt_tokens < 32 or prompt_bytes <= 0:
             return
         ratio = min(32.0, max(0.25, prompt_bytes / prompt_tokens))
+        self.overall += self._memory * (ratio - self.overall)
         known = self._learnt.get(model)
         self._learnt[model] = ratio if known is None else known + self._memory * (ratio - known)
 

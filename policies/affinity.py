@@ -1,0 +1,145 @@
+"""All that is known about where prefixes are, behind one small face for the core: index, ring, homes, feedback.
+
+Cached tokens of a request on a replica: its prompt tokens times the share of its bytes the index believes to be
+there, times the replica's learnt precision; bytes per token cancel, so a wrong estimate of it costs nothing here.
+The answer is credited by its length at completion: hashing it as it streams would cost a parse of every event.
+Own decisions count at once (siblings of a burst find each other), other gateways' only as `shared_depth`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from policies.feedback import BytesPerToken, Precision
+from policies.homes import Homes, Placement
+from policies.index import PrefixIndex
+from policies.model import Request, Usage
+
+CHUNK_BYTES = 256
+
+
+@dataclass(slots=True)
+class Look:
+    """What is known for one request at one moment; lists are indexed by slot."""
+
+    cached_tokens: list[float]  # expected, precision applied
+    claimed_tokens: list[float]  # as the index claims
+    placement: Placement
+
+
+class Affinity:
+    """One per core. Every call is O(chain + replicas) at most."""
+
+    def __init__(self, bytes_per_token: float = 4.0) -> None:
+        self.index = PrefixIndex()
+        self.homes = Homes()
+        self.bytes_per_token = BytesPerToken(bytes_per_token)
+        self._precision: list[Precision] = []
+        self._kv_tokens: dict[str, float] = {}
+        self._factor: dict[str, float] = {}  # learnt correction of the capacity
+        self._claimed: dict[str, float] = {}  # open request -> cached tokens the index claimed at dispatch
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def add(self, replica_id: str, weight: float = 1.0, kv_capacity_tokens: float | None = None) -> int:
+        """Start an empty replica; answers its slot."""
+        slot = self.index.add(replica_id)
+        while len(self._precision) <= slot:
+            self._precision.append(Precision())
+        self._precision[slot] = Precision()
+        self._factor[replica_id] = 1.0
+        self.homes.ring.add(replica_id, weight)
+        if kv_capacity_tokens is not None:
+            self.capacity(replica_id, kv_capacity_tokens)
+        return slot
+
+    def remove(self, replica_id: str) -> None:
+        self.index.remove(replica_id)
+        self.homes.ring.remove(replica_id)
+        self._kv_tokens.pop(replica_id, None)
+        self._factor.pop(replica_id, None)
+
+    def restarted(self, replica_id: str) -> None:
+        """Its cache is empty; its place on the ring stays."""
+        self.index.clear(replica_id)
+
+    def capacity(self, replica_id: str, kv_capacity_tokens: float) -> None:
+        """KV capacity as scraped; cheap when nothing changed by more than 2 %."""
+        self._kv_tokens[replica_id] = kv_capacity_tokens
+        ratio = self.bytes_per_token.overall
+        wanted = max(1, int(kv_capacity_tokens * ratio * self._factor[replica_id] / CHUNK_BYTES))
+        known = self.index.capacity(replica_id)
+        if known is None or abs(wanted - known) > 0.02 * known:
+            self.index.resize(replica_id, wanted)
+
+    def precision(self, replica_id: str) -> float:
+        return self._precision[self.index.slot(replica_id)].value
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def look(self, request: Request, now: float) -> Look:
+        """Expected cached tokens per slot, and the preference list; may be asked again while the request is held."""
+        depths = self.index.depths(request.chain, request.prompt_bytes // CHUNK_BYTES)
+        if request.shared_depth:
+            self._merge(depths, request.shared_depth, len(request.chain))
+        per_chunk = self._tokens_per_chunk(request)
+        most = max(0.0, request.prompt_tokens - 1.0)  # the engine computes at least the last token
+        claimed = [min(most, depth * per_chunk) if depth > 0 else 0.0 for depth in depths]
+        cached = [c * p.value if c else 0.0 for c, p in zip(claimed, self._precision, strict=True)]
+        return Look(cached, claimed, self.homes.place(request.chain, request.session, now))
+
+    def dispatched(self, request: Request, replica_id: str, look: Look, reason: str, work_s: float, now: float) -> None:
+        """The request goes to this replica: it will hold the whole prompt. work_s: predicted seconds of prefill."""
+        slot = self.index.slot(replica_id)
+        self._claimed[request.id] = look.claimed_tokens[slot]
+        chain = request.chain
+        self.index.insert(slot, chain, max(0, request.prompt_bytes // CHUNK_BYTES - len(chain)))
+        self.homes.seen(chain, now)
+        key = look.placement.key
+        if key is not None:
+            self.homes.used(key, work_s, now)
+            if reason == "spill":
+                self.homes.spilled(key, now)
+
+    def ended(self, request: Request, replica_id: str, usage: Usage | None, prefilled: bool) -> None:
+        """The attempt is over: its blocks are freed now, answer included, or were never made (`prefilled` false)."""
+        claimed = self._claimed.pop(request.id, 0.0)
+        if replica_id not in self._factor:
+            return
+        chain, slot = request.chain, self.index.slot(replica_id)
+        if not prefilled:
+            self.index.forget(replica_id, chain, int(claimed / self._tokens_per_chunk(request)))
+            return
+        size = float(request.prompt_bytes)
+        if usage is not None:
+            if usage.prompt_tokens:
+                self.bytes_per_token.observe(request.model, request.prompt_bytes, usage.prompt_tokens)
+            if usage.completion_tokens:
+                size += usage.completion_tokens * self.bytes_per_token.ratio(request.model)
+            if usage.cached_tokens is not None:
+                self._learn(replica_id, slot, claimed, usage.cached_tokens)
+        self.index.insert(slot, chain, max(0, int(size) // CHUNK_BYTES - len(chain)))
+
+    def _learn(self, replica_id: str, slot: int, claimed: float, reported: float) -> None:
+        factor = self._precision[slot].observe(claimed, reported)
+        if factor == 1.0:
+            return
+        tokens = self._kv_tokens.get(replica_id)
+        if tokens is None:
+            if factor < 1.0:  # no capacity known: what it holds was too much
+                self.index.resize(replica_id, int(self.index.chunks(replica_id) * factor))
+            return
+        self._factor[replica_id] = min(1.0, max(0.05, self._factor[replica_id] * factor))
+        self.capacity(replica_id, tokens)
+
+    def _tokens_per_chunk(self, request: Request) -> float:
+        if request.prompt_bytes >= CHUNK_BYTES and request.prompt_tokens:
+            return request.prompt_tokens * CHUNK_BYTES / request.prompt_bytes
+        return self.bytes_per_token.tokens_per_chunk(request.model)
+
+    def _merge(self, depths: list[int], shared: Mapping[str, int], length: int) -> None:
+        for replica_id, depth in shared.items():
+            if replica_id in self._factor:
+                slot = self.index.slot(replica_id)
+                depths[slot] = max(depths[slot], min(depth, length))
