@@ -1,0 +1,91 @@
+"""The state of the gateway at one scrape, and the series it becomes. Gathered by the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+PER_REPLICA = (
+    ("in_flight", "in_flight", "Requests dispatched and not finished."),
+    ("prefill_backlog_tokens", "prefill_backlog_tokens", "Uncached tokens dispatched and not yet prefilled."),
+    ("kv_headroom_tokens", "kv_headroom_tokens", "KV tokens free after what was dispatched."),
+    ("available", "available", "1 when it may be dispatched to."),
+    ("pacing_rate", "pacing_rate", "Share of time that may go to prefill."),
+    ("prefill_rate", "prefill_rate_tokens_per_second", "Prefill speed as learnt."),
+    ("running", "engine_running", "Requests running, as the engine said."),
+    ("waiting", "engine_waiting", "Requests waiting, as the engine said."),
+    ("kv_usage", "engine_kv_usage", "Share of KV blocks held, as the engine said."),
+    ("scrape_age_s", "scrape_age_seconds", "Age of the engine's values."),
+)
+
+
+@dataclass(slots=True)
+class ReplicaGauges:
+    """What the core and the fleet know of one replica now; None is unknown and is not exported."""
+
+    in_flight: int = 0
+    prefill_backlog_tokens: float = 0.0
+    kv_headroom_tokens: float | None = None
+    available: bool = False
+    phase: str = "starting"
+    pacing_rate: float | None = None  # share of time that may go to prefill
+    prefill_rate: float | None = None  # tokens/s
+    running: float | None = None  # the engine's own gauges
+    waiting: float | None = None
+    kv_usage: float | None = None
+    scrape_age_s: float | None = None
+
+
+@dataclass(slots=True)
+class Gauges:
+    """The state of the gateway at one scrape, gathered by the composition root."""
+
+    replicas: dict[str, ReplicaGauges] = field(default_factory=dict)
+    held_by_class: dict[str, int] = field(default_factory=dict)
+    held_bytes: int = 0
+    oldest_wait_s: float = 0.0
+    open_requests: int = 0
+    margins: dict[str, float] = field(default_factory=dict)
+    loop_lag_s: float = 0.0
+    loop_lag_max_s: float = 0.0
+    journal_written: int = 0
+    journal_dropped: int = 0
+    config_version: int = 0
+    draining: bool = False
+
+    def of_replicas(self) -> Iterator[Metric]:
+        for attribute, name, help_text in PER_REPLICA:
+            family = GaugeMetricFamily(f"forebay_replica_{name}", help_text, labels=("replica",))
+            for id, values in self.replicas.items():
+                value = getattr(values, attribute)
+                if value is not None:
+                    family.add_metric([id], float(value))
+            yield family
+        phase = GaugeMetricFamily("forebay_replica_phase", "1 for the phase it is in.", labels=("replica", "phase"))
+        for id, values in self.replicas.items():
+            phase.add_metric([id, values.phase], 1.0)
+        yield phase
+
+    def of_gateway(self) -> Iterator[Metric]:
+        held = GaugeMetricFamily("forebay_held_requests", "Requests held for dispatch.", labels=("service_class",))
+        for name, count in self.held_by_class.items():
+            held.add_metric([name], float(count))
+        yield held
+        margin = GaugeMetricFamily("forebay_margin", "Factor on predictions, as learnt.", labels=("service_class",))
+        for name, value in self.margins.items():
+            margin.add_metric([name], value)
+        yield margin
+        for name, help_text, value in (
+            ("held_bytes", "Bytes of bodies of held requests.", self.held_bytes),
+            ("held_oldest_seconds", "Wait of the request held longest.", self.oldest_wait_s),
+            ("open_requests", "Requests received and not finished.", self.open_requests),
+            ("event_loop_lag_seconds", "How late the event loop runs its timers, running mean.", self.loop_lag_s),
+            ("event_loop_lag_max_seconds", "The same, worst since the last scrape.", self.loop_lag_max_s),
+            ("config_version", "Number of configurations since start.", self.config_version),
+            ("draining", "1 while the gateway shuts down.", self.draining),
+        ):
+            yield GaugeMetricFamily(f"forebay_{name}", help_text, value=float(value))
+        yield CounterMetricFamily("forebay_journal_lines", "Journal lines written.", value=self.journal_written)
+        yield CounterMetricFamily("forebay_journal_dropped", "Journal lines dropped.", value=self.journal_dropped)
