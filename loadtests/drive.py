@@ -25,7 +25,7 @@ from loadtests.schedule import Row, Schedule
 from loadtests.sustain import LOCAL_ERRNOS, LoopProbe, Sustained
 from policies.objectives import LATE, Partition
 
-AHEAD = 64  # bodies made before they are due
+AHEAD = 64  # rows looked at for bodies that are still to be made
 SPARE_S = 0.002  # real seconds: a body is made only when the next row is further away
 
 
@@ -111,6 +111,16 @@ class Driver:
     def in_flight(self) -> int:
         return len(self._tasks)
 
+    def prepare(self, limit_bytes: int) -> None:
+        """Makes bodies before the run, first rows first, up to this many bytes; the rest is made while it waits."""
+        size = 0
+        for row in self._rows:
+            if size >= limit_bytes:
+                return
+            request = self._build(row)
+            self._bodies[row.id] = request
+            size += len(request.body)
+
     async def run(self) -> list[Record]:
         """Runs to W + D, or until every counted row has ended; gives a record for each row, in order of row."""
         gc.collect()
@@ -182,7 +192,7 @@ class Driver:
     def _prepare(self, rows: list[Row], due_s: float) -> None:
         for row in rows:
             if row.id not in self._bodies:
-                if self._bodies and self.clock.real(due_s - self.clock.now()) < SPARE_S:
+                if row is not rows[0] and self.clock.real(due_s - self.clock.now()) < SPARE_S:
                     return
                 self._bodies[row.id] = self._build(row)
 
@@ -205,7 +215,8 @@ class Driver:
                 self._close(behind)
             return
         following = later[0]
-        self._bodies[following.id] = self._build(following)
+        if following.id not in self._bodies:
+            self._bodies[following.id] = self._build(following)
         at_s = (record.end_s or self.clock.now()) + following.think_s
         task = asyncio.ensure_future(self._later(following, at_s))
         self._tasks.add(task)
@@ -311,6 +322,8 @@ class Driver:
 
     def _close(self, record: Record) -> None:
         """The row has ended."""
+        if record.end_s is None and record.attempts and record.partition is not Partition.UNFINISHED:
+            record.end_s = self.clock.now()  # broken or abandoned: when the client was done with it
         tally = self.tally
         tally.done += 1
         if record.partition is Partition.GOOD:

@@ -1,0 +1,91 @@
+"""What a live run adds to the numbers, from literal records."""
+
+from __future__ import annotations
+
+from loadtests.live_result import summarise
+from loadtests.record import Record
+from loadtests.reuse import ceiling
+from loadtests.schedule import Row, Schedule
+from loadtests.sustain import Sustained, verdict
+from policies.model import ServiceClass
+from policies.objectives import Partition
+
+CLASSES = {"interactive": ServiceClass("interactive", ttft_s=2.0, tpot_s=0.1)}
+KEPT = verdict([Sustained([0.001] * 4, [0.001] * 4, 0.1, 4, 4)], 2.0)
+LATE_GENERATOR = verdict([Sustained([0.3] * 4, [0.001] * 4, 0.1, 4, 4)], 2.0)
+
+
+def schedule(n: int = 4) -> Schedule:
+    return Schedule(tuple(Row(i, float(i), 10, 3, (i,)) for i in range(n)), 8.0, 2.0, 512, CLASSES)
+
+
+def record(id: int, partition: Partition, ttft_s: float = 0.5, **more: object) -> Record:
+    complete = partition in (Partition.GOOD, Partition.SLOW_TTFT)
+    made = Record(id, None, 0, "interactive", 10, 3, True, float(id), float(id), partition=partition, complete=complete)
+    if complete:
+        made.first_s, made.last_s, made.end_s = id + ttft_s, id + ttft_s + 0.2, id + ttft_s + 0.3
+        made.completion_tokens, made.content_events = 3, 3
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+FOUR = [
+    record(0, Partition.GOOD, replica="r0", served_prompt_tokens=10, cached_tokens=4, attempts=1),
+    record(1, Partition.SLOW_TTFT, 3.0, replica="r1", served_prompt_tokens=10, attempts=2),
+    record(2, Partition.REJECTED, reason="infeasible", attempts=1),
+    record(3, Partition.NOT_DISPATCHED, reason="behind a failed turn", scheduled_s=None, dispatched_s=None),
+]
+
+
+def test_every_request_is_in_the_denominator_and_the_divisor_is_fixed() -> None:
+    run = summarise(schedule(), FOUR, KEPT, policy="round_robin", replicas=2)
+    assert (run["offered"], run["good"], run["attainment"], run["goodput_rps"]) == (4, 1, 0.25, 0.1)
+    assert {name: n for name, n in run["outcomes"].items() if n} == {
+        "good": 1, "slow_ttft": 1, "rejected": 1, "not_dispatched": 1,
+    }  # fmt: skip
+    assert (run["shed"], run["late_complete"], run["error_rate"]) == (1, 1, 0.0)
+    assert run["reasons_by_outcome"] == {
+        "not_dispatched": {"behind a failed turn": 1},
+        "rejected": {"infeasible": 1},
+    }
+    assert run["view"] == "open loop"
+
+
+def test_a_run_whose_generator_fell_behind_has_no_goodput() -> None:
+    run = summarise(schedule(), FOUR, LATE_GENERATOR, policy="x")
+    assert (run["verdict"], run["goodput_rps"], run["attainment"], run["good"]) == ("invalid", None, None, None)
+    assert run["reasons"][0] == "lag p99 300.0 ms is over 20.0 ms"
+
+
+def test_a_replica_that_lagged_voids_the_run_too() -> None:
+    run = summarise(schedule(), FOUR, KEPT, policy="x", more_reasons=["replica r0 lagged"])
+    assert (run["verdict"], run["reasons"]) == ("invalid", ["replica r0 lagged"])
+
+
+def test_missing_cached_tokens_are_unknown_not_zero() -> None:
+    reuse = summarise(schedule(), FOUR, KEPT, policy="x")["reuse"]
+    assert (reuse["achieved"], reuse["prompt_tokens"], reuse["not_reported"]) == (0.4, 10, 1)
+
+
+def test_retries_are_counted_apart_from_requests() -> None:
+    attempts = summarise(schedule(), FOUR, KEPT, policy="x")["attempts"]
+    assert (attempts["logical"], attempts["sent"], attempts["amplification"]) == (3, 4, 4 / 3)
+
+
+def test_a_response_paced_run_counts_what_was_started_and_says_so() -> None:
+    records = [FOUR[0], FOUR[1], *(record(i, Partition.NOT_DISPATCHED, counted=False) for i in (2, 3))]
+    run = summarise(schedule(), records, KEPT, policy="x", response_paced=True)
+    assert (run["offered"], run["good"], run["view"]) == (2, 1, "response-paced")
+    assert run["schedule_sha256"] == schedule().sha256
+
+
+def test_the_reuse_ceiling_counts_leading_blocks_seen_before() -> None:
+    rows = [Row(0, 0.0, 20, 1, (1, 2)), Row(1, 1.0, 20, 1, (1, 3)), Row(2, 2.0, 20, 1, (9, 2))]
+    assert ceiling(rows, 10) == 10 / 60
+    assert ceiling(rows, 10, replicas=3) == 0.0
+
+
+def test_a_whole_prompt_seen_before_still_computes_its_last_token() -> None:
+    rows = [Row(0, 0.0, 20, 1, (1, 2)), Row(1, 1.0, 20, 1, (1, 2))]
+    assert ceiling(rows, 10) == 19 / 40
