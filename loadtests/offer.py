@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from loadtests import traces
 from loadtests.schedule import Schedule, ScheduleError
@@ -99,11 +100,11 @@ def with_objective(classes: Mapping[str, ServiceClass], text: str) -> dict[str, 
     return changed
 
 
-def _bound(key: str, value: str, text: str) -> dict[str, float | None]:
+def _bound(key: str, value: str, text: str) -> dict[str, Any]:
     if value == "none":
         return {f"{key}_s": None}
     base, plus, per_token = value.partition("+")
-    bound: dict[str, float | None] = {f"{key}_s": _seconds(base, text)}
+    bound: dict[str, Any] = {f"{key}_s": _seconds(base, text)}
     if key == "ttft":
         slope = 0.0
         if plus:
