@@ -8,9 +8,11 @@ SIGHUP and through the admin API alike. Secrets come from environment variables;
 from __future__ import annotations
 
 import difflib
+import random
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -18,6 +20,9 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from gateway import sections as s
+from gateway import tuning
+from policies import POLICIES, arms
+from policies.arms import Arm
 from policies.model import ServiceClass
 
 
@@ -43,6 +48,11 @@ class Config(s.Table):
     retry: s.Retry = s.Retry()
     replicas: list[s.Replica] = Field(default=[])
     policy: s.PolicyTable = s.PolicyTable()
+    admission: tuning.Admission = tuning.Admission()
+    pacing: tuning.Pacing = tuning.Pacing()
+    working_set: tuning.WorkingSet = tuning.WorkingSet()
+    kv: tuning.Kv = tuning.Kv()
+    priors: tuning.Priors = tuning.Priors()
     classes: dict[s.Name, s.ClassTable] = Field(default=s.CLASSES, validate_default=False)
     tenants: dict[s.Name, s.Tenant] = Field(default={})
     scrape: s.Scrape = s.Scrape()
@@ -65,6 +75,29 @@ class Config(s.Table):
 
     def service_classes(self) -> dict[str, ServiceClass]:
         return {name: table.build(name) for name, table in self.classes.items()}
+
+    def arm(self) -> Arm:
+        """The routing policy's name and the core's settings. Raises ValueError for an unknown arm."""
+        switches = (self.admission.enabled, self.pacing.enabled, self.working_set.enabled)
+        base = tuning.settings(
+            self.admission,
+            self.pacing,
+            self.working_set,
+            self.kv,
+            self.priors,
+            max_attempts=self.retry.max_attempts,
+            alternatives=self.policy.alternatives,
+            panic_share=self.health.panic_share,
+            max_held=self.limits.held_requests,
+            max_held_bytes=self.limits.held_bytes,
+        )
+        arm = arms.parse(self.policy.name, base)
+        found = arm.settings
+        on = [
+            has and wanted
+            for has, wanted in zip((found.admission, found.pacing, found.working_set), switches, strict=True)
+        ]
+        return replace(arm, settings=replace(found, admission=on[0], pacing=on[1], working_set=on[2]))
 
 
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -129,6 +162,7 @@ def _across(config: Config) -> list[str]:
             lines.append(f'replicas[{i}].id = "{replica.name}": is taken by replicas[{first}]; give it another id')
         if replica.ca_file is not None and not Path(replica.ca_file).is_file():
             lines.append(f'replicas[{i}].ca_file = "{replica.ca_file}": must be a readable PEM file')
+    lines += _policy(config)
     floors = sum(table.floor_share for table in config.classes.values())
     if floors > 1:
         lines.append(f"classes: the sum of floor_share is {floors:g}; it must be at most 1")
@@ -138,6 +172,21 @@ def _across(config: Config) -> list[str]:
             f"must be at least health.backoff_s, which is {config.health.backoff_s:g}"
         )
     return lines
+
+
+def _policy(config: Config) -> list[str]:
+    table = config.policy
+    try:
+        name = config.arm().policy
+    except ValueError as e:
+        return [f'policy.name = "{table.name}": {e}']
+    if name not in POLICIES:
+        return [f'policy.name = "{table.name}": must be one of {", ".join(POLICIES)}']
+    try:
+        POLICIES[name].make(table.settings, random.Random(0))
+    except ValueError as e:
+        return [f"policy.settings: {e}"]
+    return []
 
 
 # -- one line per mistake ------------------------------------------------------------------------------------------
@@ -173,7 +222,8 @@ def _line(error: ErrorDetails) -> str:
         return f"{key}: unknown key; the nearest valid one is {nearest}"
     if kind == "missing":
         return f"{key}: is missing; {_description(location)}"
-    shown = "" if "keys_sha256" in location else f" = {_shown(error['input'])}"
+    secret = "keys_sha256" in location or (location[-1:] == ["url"] and "@" in str(error["input"]))
+    shown = "" if secret else f" = {_shown(error['input'])}"
     if kind in BOUNDS:
         word, bound = BOUNDS[kind]
         said = f"must be {word} {context[bound]:g}"

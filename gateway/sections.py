@@ -7,11 +7,13 @@ Reading and checking across tables is in `config.py`; what only the decision cor
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from policies.classes import DEFAULT_CLASSES
 from policies.model import ServiceClass
 
 
@@ -150,19 +152,16 @@ class ClassTable(Table):
     """Longest hold in the gateway; "none" holds until the latest start."""
     fill_only: bool = False
     """Runs only in spare pacing and KV headroom."""
-    engine_priority: int | None = None
-    """Priority forwarded to replicas that schedule by it (lower first); left out: none is sent."""
+    engine_priority: Annotated[int | None, BeforeValidator(_none)] = None
+    """Priority forwarded to replicas that schedule by it (lower first); "none" sends none."""
 
     def build(self, name: str) -> ServiceClass:
         return ServiceClass(name=name, **self.model_dump())
 
 
-CLASSES: dict[str, ClassTable] = {
-    "interactive": ClassTable(ttft_s=2.0, ttft_s_per_token=0.00025, tpot_s=0.1, weight=2.0),
-    "standard": ClassTable(),
-    "batch": ClassTable(
-        ttft_s=None, ttft_s_per_token=0.0, tpot_s=None, e2e_s=3600.0, weight=0.1, floor_share=0.05, fill_only=True
-    ),
+CLASSES = {
+    known.name: ClassTable(**{key: value for key, value in asdict(known).items() if key != "name"})
+    for known in DEFAULT_CLASSES
 }
 
 
@@ -190,12 +189,14 @@ class Tenant(Table):
 
 
 class PolicyTable(Table):
-    name: str = "forebay"
-    """Routing policy: forebay policies lists them."""
+    name: str = "least_request"
+    """Routing policy, as NAME or NAME+admission+pacing; see admission.enabled and pacing.enabled."""
     settings: dict[str, Any] = {}
     """Settings of that policy, as its documentation names them."""
     seed: int | None = None
     """Seed of its randomness, for runs that must be repeatable; left out: a new one each start."""
+    alternatives: int = Field(default=3, ge=0, le=64)
+    """Replicas not chosen that are recorded with each decision."""
 
 
 class Scrape(Table):
