@@ -40,6 +40,9 @@ class Engine(Scheduler):
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config or EngineConfig())
+        self._unseen = 0  # arrivals since the step under way was made up
+        self._seen = 0  # the last arrival before that
+        self._seen_waiting = 0
         self._gauges = Gauges()
 
     # -- what callers do -----------------------------------------------------------------------------------------------
@@ -86,7 +89,9 @@ class Engine(Scheduler):
     def cancel(self, job: Job, now: float) -> bool:
         """The client left: out of the queue at once, out of the batch when the step under way ends."""
         if job.state == "waiting":
+            self._cut(now)  # it may have blocked the one behind it
             self._waiting.remove(job)
+            self._unseen -= job.arrival > self._seen
             self._settle(job, "aborted", now)
             return True
         if job.state != "running":
@@ -112,11 +117,13 @@ class Engine(Scheduler):
             self._commit(self.current)
         self.current = None
         self._unseen = 0
+        self._seen = self._serial
         while self.current is None and (self.running or self._waiting):
             preempted = self.counters.preemptions
             self.current = self._schedule(now, until)
             if self.current is None and preempted == self.counters.preemptions:
                 break
+        self._seen_waiting = len(self._waiting)
         return self.current
 
     @property
@@ -158,7 +165,7 @@ class Engine(Scheduler):
         later = self._decodes.blocks(self._tick, done) - self._decodes.blocks(self._tick, 1)
         return Gauges(
             running=len(self.running),
-            waiting=len(self._waiting) - self._unseen,
+            waiting=self._seen_waiting,
             deferred=self._deferred,
             kv_usage=1 - (self.pool.free - later) / self.pool.usable,
             steps=self.counters.steps + done,
@@ -223,7 +230,6 @@ class Engine(Scheduler):
             self.counters.aborted += 1
             if job.first_token_at is None:
                 self._queued_tokens -= job.prompt_tokens
-            self._unseen = min(self._unseen, len(self._waiting))
         else:
             self.counters.finished += 1
             job.finished_at = now

@@ -94,7 +94,6 @@ class Scheduler:
         self._serial = 0
         self._private = 0  # ids for answers of preempted requests, below all others
         self._tick = 0  # steps that have ended
-        self._unseen = 0  # arrivals since the step under way was made up
         self._queued_tokens = 0  # prompt tokens of requests without a first token
         self._threshold = config.long_prefill_token_threshold
         self._chunk_context = 0.0
