@@ -9,13 +9,14 @@ from __future__ import annotations
 from random import Random
 
 from policies.model import Choice, FleetView, Request
+from policies.parameters import NoParameters
 from policies.policy import NONE_AVAILABLE, Stateless
 
 
 class RoundRobin(Stateless):
     name = "round_robin"
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._turn = 0
 
     def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
@@ -30,7 +31,7 @@ class RoundRobin(Stateless):
 class Uniform(Stateless):
     name = "random"
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng
 
     def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:

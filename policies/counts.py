@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from random import Random
 
 from policies.model import Choice, FleetView, ReplicaView, Request
+from policies.parameters import NoParameters
 from policies.policy import NONE_AVAILABLE, Stateless
 
 
@@ -26,7 +27,7 @@ def fewest_in_flight(replicas: Sequence[ReplicaView], rng: Random) -> ReplicaVie
 class LeastRequest(Stateless):
     name = "least_request"
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng
 
     def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
@@ -40,7 +41,7 @@ class LeastRequest(Stateless):
 class PowerOfTwo(Stateless):
     name = "power_of_two"
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng
 
     def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:

@@ -1,0 +1,138 @@
+"""forebay: the replica where the request causes the least delay, its own wait plus the harm to others, in seconds.
+
+J_i = T_i + (n_i + kappa) u_i / R_i + o d n_i + KV_i + adapter_i
+  T_i      predicted time to first token there: queue W_i, own uncached tokens u_i, at rate R_i
+  harm     the n_i requests in flight wait for u_i / R_i, and so do arrivals not yet seen, worth kappa
+  crowding each of the o expected tokens is slower by d per neighbour, and theirs by us
+  KV_i     tokens beyond the free ones less a reserve are computed again after a preemption, for everybody: steep and
+           only on the overflow (the asymmetry of BalanceRoute, arXiv 2605.06113)
+  adapter  a load, or a load and a wait, where the adapter is not on the GPU
+Home: the cheapest holder of the longest match, else the cheapest home on the prefix's list. The request leaves it
+only if that saves 10 %: per request and per pair, never by a fleet-wide gate. Near ties go to the session's replica,
+then by rank on the list, so that several gateways agree. Sources:
+marginal delay joins least work (LPWL) and LMetric's product (arXiv 2603.15202).
+Trade-off: a prediction can be wrong; a linear harm term counts in-flight requests with and without slack alike.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from policies.adapters import AdapterSlots, AdapterState
+from policies.model import Choice, Dispatched, FleetView, PolicyEvent, Removed, ReplicaView, Request
+from policies.parameters import parameter
+from policies.policy import NONE_AVAILABLE
+
+
+@dataclass(frozen=True)
+class ForebayParameters:
+    kappa: float = parameter(1.0, 0.0, 64.0, "arrivals not yet seen that wait for this prefill, requests")
+    crowding_s: float = parameter(2e-5, 0.0, None, "decode seconds per token and neighbour")
+    kv_reserve: float = parameter(0.08, 0.0, 0.9, "share of KV kept free")
+    kv_price: float = parameter(4.0, 0.0, None, "times an overflowing KV token is computed again")
+    hysteresis: float = parameter(0.10, 0.0, 1.0, "share of the home's delay that must be saved to leave it")
+    tie: float = parameter(0.02, 0.0, 1.0, "share within which two delays count as equal")
+    adapter_load_s: float = parameter(0.5, 0.0, None, "time to load an adapter, seconds")
+    adapter_wait_s: float = parameter(4.0, 0.0, None, "wait for a slot when all hold running adapters, seconds")
+    sessions: int = parameter(65_536, 0, None, "sessions remembered")
+    homes: bool = parameter(True, about="use preference lists and sessions (off only to measure what they are worth)")
+    load: bool = parameter(True, about="use the active load (off only to measure what it is worth)")
+    kv: bool = parameter(True, about="use the KV headroom (off only to measure what it is worth)")
+
+
+class Forebay:
+    name = "forebay"
+
+    def __init__(self, parameters: ForebayParameters, rng: Random) -> None:
+        self._p = parameters
+        self._adapters = AdapterSlots()
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+
+    def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
+        available = [r for r in fleet.replicas if r.available and r.role != "decode"] or fleet.available()
+        if not available:
+            return NONE_AVAILABLE
+        delays = self._delays_s(request, available)
+        scores = tuple([(r.id, d) for r, d in zip(available, delays, strict=True)])
+        if len(available) == 1:
+            return Choice(available[0].id, "only_one", scores)
+        best = min(delays)
+        home = self._home(request, available, delays)
+        if delays[home] * (1.0 - self._p.hysteresis) <= best:
+            return Choice(available[home].id, "affinity" if available[home].cached_tokens > 0.0 else "cold", scores)
+        at = self._first(request, available, delays, best * (1.0 + self._p.tie))
+        return Choice(available[at].id, "spill", scores)
+
+    def _delays_s(self, request: Request, replicas: Sequence[ReplicaView]) -> list[float]:
+        """J of each replica, seconds."""
+        p = self._p
+        kappa, loaded = p.kappa, p.load
+        output = request.expected_tokens
+        crowding = output * p.crowding_s
+        delays = []
+        for r in replicas:
+            prefill_s = r.uncached_tokens / r.prefill_rate
+            delay = prefill_s * (1.0 + kappa)
+            if loaded:
+                n = r.in_flight
+                delay += r.predicted_ttft_s - prefill_s + n * (prefill_s + crowding)
+            free, capacity = r.kv_free_tokens, r.kv_capacity_tokens
+            if p.kv and free is not None and capacity is not None:
+                overflow = r.uncached_tokens + output - free + p.kv_reserve * capacity
+                if overflow > 0.0:
+                    delay += p.kv_price * overflow / r.prefill_rate
+            delays.append(delay)
+        if request.adapter is not None:
+            for i, r in enumerate(replicas):
+                delays[i] += self._adapter_s(r.id, request.adapter)
+        return delays
+
+    def _adapter_s(self, replica_id: str, adapter: str) -> float:
+        match self._adapters.state(replica_id, adapter):
+            case AdapterState.LOADED:
+                return 0.0
+            case AdapterState.ROOM:
+                return self._p.adapter_load_s
+            case AdapterState.FULL:
+                return self._p.adapter_load_s + self._p.adapter_wait_s
+
+    def _home(self, request: Request, replicas: Sequence[ReplicaView], delays: Sequence[float]) -> int:
+        """Of the holders of the longest match the cheapest; without a match the cheapest of the prefix's homes."""
+        longest = max([r.cached_tokens for r in replicas])
+        if longest > 0.0:
+            enough = longest * (1.0 - self._p.tie)
+            candidates = [i for i, r in enumerate(replicas) if r.cached_tokens >= enough]
+        elif self._p.homes:
+            rank = min([r.preference_rank for r in replicas])
+            candidates = [i for i, r in enumerate(replicas) if r.preference_rank < max(r.homes, rank + 1)]
+        else:
+            candidates = list(range(len(replicas)))
+        if len(candidates) == 1:
+            return candidates[0]
+        chosen = [replicas[i] for i in candidates]
+        bound = min([delays[i] for i in candidates]) * (1.0 + self._p.tie)
+        return candidates[self._first(request, chosen, [delays[i] for i in candidates], bound)]
+
+    def _first(self, request: Request, replicas: Sequence[ReplicaView], delays: Sequence[float], bound: float) -> int:
+        """Among delays up to the bound: the session's replica, then the first on the list, then the least delay."""
+        within = [i for i, delay in enumerate(delays) if delay <= bound]
+        if len(within) == 1 or not self._p.homes:
+            return min(within, key=delays.__getitem__)
+        sticky = self._sessions.get(request.session) if request.session is not None else None
+        return min(within, key=lambda i: (replicas[i].id != sticky, replicas[i].preference_rank, delays[i]))
+
+    def observe(self, event: PolicyEvent, now: float) -> None:
+        self._adapters.observe(event)
+        if isinstance(event, Dispatched):
+            session = event.request.session
+            if session is not None and self._p.sessions:
+                self._sessions[session] = event.replica_id
+                self._sessions.move_to_end(session)
+                if len(self._sessions) > self._p.sessions:
+                    self._sessions.popitem(last=False)
+        elif isinstance(event, Removed):
+            for session in [s for s, replica_id in self._sessions.items() if replica_id == event.replica_id]:
+                del self._sessions[session]
