@@ -2,9 +2,9 @@
 
 vllm_dp: the balancer inside vLLM's data-parallel front: argmin 4 waiting + running of the last report, each own
 pick counted as waiting until the next report (vllm/v1/engine/core_client.py); reports are scrapes here, seconds old
-instead of 100 ms. kv_headroom: most free KV tokens (AIBrix least-kv-cache), unknown counts as the most known; ties by fewest
-in flight. prefix_only: most cached tokens, ties at random: the negative control. It has no load term and collapses
-onto the first holder of a popular prefix (llm-d, September 2025: 55 % success, TTFT above 140 s).
+instead of 100 ms. kv_headroom: most free KV tokens (AIBrix least-kv-cache), unknown counts as the most known; ties
+by fewest in flight. prefix_only: most cached tokens, ties at random: the negative control. It has no load term and
+collapses onto the first holder of a popular prefix (llm-d, September 2025: 55 % success, TTFT above 140 s).
 """
 
 from __future__ import annotations
