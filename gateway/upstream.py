@@ -1,0 +1,154 @@
+"""The connections to one replica: opened on demand, reused newest first, retired before vLLM closes them.
+
+vLLM drops a connection that was idle for 5 s; ours are dropped after `idle_s` (3.5 s), so that a reused one is alive
+almost always. Newest first keeps few connections warm and lets the others age out. Proxy environment variables play no
+part: the address is the replica's, or the attempt fails. TLS verifies against the system's or a private authority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections import deque
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from gateway.http1 import Break, UpstreamConnection
+
+# one read of a stalled stream must stay far below the 256 KiB it may hold; uvloop reads up to 250 KiB at once
+RECEIVE_BUFFER_BYTES = 64 * 1024
+
+
+class ConnectError(Exception):
+    """No connection to the replica; `kind` is refused or connect_timeout."""
+
+    def __init__(self, kind: Break, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+@dataclass(slots=True, frozen=True)
+class PoolStats:
+    open: int
+    idle: int
+    connects: int
+    failed_connects: int
+    requests_on_reused: int
+
+
+class Pool:
+    """Connections to the replica at `url` (http or https, optional path prefix, IPv6 in brackets)."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_timeout_s: float = 2.0,
+        idle_s: float = 3.5,
+        ca_file: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"replica url {url!r}: must be http://HOST[:PORT][/PREFIX] or https://...")
+        self.url = url
+        self.host: str = parts.hostname
+        self.tls = parts.scheme == "https"
+        self.port = parts.port or (443 if self.tls else 80)
+        self.prefix = parts.path.rstrip("/").encode()
+        self.authority = parts.netloc.rpartition("@")[2].encode()
+        self.authorization = None if key is None else b"Bearer " + key.encode()
+        self.connect_timeout_s = connect_timeout_s
+        self.idle_s = idle_s
+        self._ca_file = ca_file
+        self._ssl: ssl.SSLContext | None = None
+        self._idle: deque[UpstreamConnection] = deque()
+        self._all: set[UpstreamConnection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._connects = self._failed = self._reused = 0
+
+    @property
+    def stats(self) -> PoolStats:
+        return PoolStats(len(self._all), len(self._idle), self._connects, self._failed, self._reused)
+
+    def take(self) -> UpstreamConnection | None:
+        """An idle connection that is young enough, or None: then `await connect()`."""
+        idle = self._idle
+        if idle:
+            connection = idle.pop()
+            if time.monotonic() - connection.idle_since < self.idle_s:
+                self._reused += 1
+                return connection
+            idle.append(connection)
+            self._retire()
+        return None
+
+    async def connect(self) -> UpstreamConnection:
+        """A new connection. Raises ConnectError."""
+        loop = asyncio.get_running_loop()
+        if self.tls and self._ssl is None:
+            self._ssl = ssl.create_default_context(cafile=self._ca_file)
+            self._ssl.set_alpn_protocols(["http/1.1"])
+        connection = UpstreamConnection(self)
+        try:
+            async with asyncio.timeout(self.connect_timeout_s):
+                await loop.create_connection(
+                    lambda: connection,
+                    self.host,
+                    self.port,
+                    ssl=self._ssl,
+                    server_hostname=self.host if self.tls else None,
+                )
+        except TimeoutError:
+            self._failed += 1
+            raise ConnectError(Break.CONNECT_TIMEOUT, f"no connection within {self.connect_timeout_s:g} s") from None
+        except (OSError, ssl.SSLError) as e:
+            self._failed += 1
+            raise ConnectError(Break.REFUSED, str(e)) from None
+        self._connects += 1
+        self._all.add(connection)
+        sock = connection.transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def give(self, connection: UpstreamConnection) -> None:
+        """Takes a connection back whose response has ended cleanly."""
+        if self._closed:
+            connection.close()
+            return
+        self._idle.append(connection)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.idle_s, self._retire)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """Called by a connection that closes."""
+        self._all.discard(connection)
+        try:
+            self._idle.remove(connection)
+        except ValueError:
+            return
+
+    def close(self) -> None:
+        """Closes idle connections; those in use close when their response ends."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._idle:
+            self._idle.pop().close()
+
+    def _retire(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = time.monotonic()
+        while self._idle and now - self._idle[0].idle_since >= self.idle_s:
+            self._idle.popleft().close()
+        if self._idle and not self._closed:
+            due = self._idle[0].idle_since + self.idle_s - now
+            self._timer = asyncio.get_running_loop().call_later(max(0.01, due), self._retire)
