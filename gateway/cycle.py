@@ -1,0 +1,196 @@
+"""One request on a uvicorn connection and its answer, written straight to the transport.
+
+Both a uvicorn cycle (`receive`, `send`, for the control plane's FastAPI) and a `client.Client` (for the proxy): heads
+are joined and written with the first body bytes, streamed reads go out as they came. An answer given before the whole
+body was read is followed by a short linger, since closing with unread bytes resets the connection and with it the
+answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from gateway import endpoints, errors
+from gateway.client import SPLICE, ClientGoneError, Listener, too_large, too_slow
+from gateway.errors import Api, GatewayError
+from gateway.http1 import Headers
+
+if TYPE_CHECKING:
+    from gateway.wire import WireProtocol
+
+LINGER_S = 2.0  # time a refused sender has to read our answer before the connection goes
+_BODYLESS = frozenset({204, 304})
+_rng = random.Random()
+
+
+class SplicedCycle(RequestResponseCycle):
+    def __init__(self, protocol: WireProtocol, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.protocol = protocol
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.limit_bytes: int | None = None  # set once somebody reads the body
+        self.framed = self.scope["http_version"] == "1.1"
+        self.listener: Listener | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._head = b""  # not yet written
+        self._framing = b""  # of the answer: chunked, until-close or a length
+        self.scope["extensions"] = {SPLICE: self}  # type: ignore[typeddict-item]
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.flow.write_paused)
+
+    # -- the request ---------------------------------------------------------------------------------------------
+
+    async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
+        self.limit_bytes = limit_bytes
+        if self.more_body and not self.disconnected:
+            declared = next((value for name, value in self.scope["headers"] if name == b"content-length"), b"0")
+            if int(declared) > limit_bytes:
+                raise too_large(limit_bytes)
+            self._go_on()
+            self.flow.resume_reading()
+            self._waiter = self.protocol.loop.create_future()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    self.arrived()
+                    await self._waiter
+            except TimeoutError:
+                raise too_slow(timeout_s) from None
+            finally:
+                self._waiter = None
+        if self.disconnected:
+            raise ClientGoneError
+        if self.size > limit_bytes:
+            raise too_large(limit_bytes)
+        parts, self.parts = self.parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _go_on(self) -> None:
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+
+    def arrived(self) -> None:
+        """More of the body is here, or the client left."""
+        self.message_event.set()
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self.disconnected:
+            waiter.set_exception(ClientGoneError())
+        elif self.limit_bytes is not None and self.size > self.limit_bytes:
+            waiter.set_exception(too_large(self.limit_bytes))
+        elif not self.more_body:
+            waiter.set_result(None)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.disconnected = True
+        self.arrived()
+        if self.listener is not None:
+            self.listener.on_gone()
+
+    async def receive(self) -> Any:
+        self._go_on()
+        if not self.disconnected and not self.response_complete:
+            if not self.parts and self.more_body:
+                self.flow.resume_reading()
+            if not self.parts or self.more_body:
+                await self.message_event.wait()
+                self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body = b"".join(self.parts)
+        self.parts.clear()
+        self.size = 0
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        if self.response_started or self.transport.is_closing():
+            return
+        self.start(status, headers, len(body))
+        if self.scope["method"] == "HEAD" or status in _BODYLESS:
+            self.transport.write(self._head)
+        else:
+            self.transport.writelines([self._head, body]) if len(body) > 4096 else self.transport.write(
+                self._head + body
+            )
+        self._head = b""
+        self._complete()
+
+    def start(self, status: int, headers: Headers, length: int | None) -> None:
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        lines = [STATUS_LINE[status]]
+        for name, value in headers:
+            lines += [name, b": ", value, b"\r\n"]
+        if length is not None:
+            lines.append(b"content-length: %d\r\n" % length)
+        elif self.framed and status not in _BODYLESS:
+            self.chunked_encoding = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        else:
+            self.keep_alive = False
+        if self.more_body:
+            self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
+
+    def write(self, payload: bytes) -> None:
+        if self.chunked_encoding:
+            payload = b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
+        self.write_framed(payload)
+
+    def write_framed(self, framed: bytes) -> None:
+        if self._head:
+            framed, self._head = self._head + framed, b""
+        self.transport.write(framed)
+
+    def end(self) -> None:
+        closing = b"0\r\n\r\n" if self.chunked_encoding else b""
+        if self._head or closing:
+            self.write_framed(closing)
+        self._complete()
+
+    def break_off(self) -> None:
+        self.response_complete = True
+        self.listener = None
+        self.transport.close()
+        self.on_response()
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self.listener = None
+        self.scope.pop("extensions", None)  # type: ignore[misc]
+        self.message_event.set()
+        if not self.keep_alive:
+            if self.more_body:
+                self.protocol.loop.call_later(LINGER_S, self.transport.close)
+            else:
+                self.transport.close()
+        self.on_response()
+
+
+def refuse(
+    transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, error: GatewayError, path: str
+) -> None:
+    """Answers a connection whose request cannot be read, then closes it."""
+    endpoint = endpoints.find(path)
+    body = errors.body(error, Api.OTHER if endpoint is None else endpoint.api)
+    lines = [STATUS_LINE[error.status]]
+    for name, value in errors.headers(error, _rng):
+        if name != b"connection":
+            lines += [name, b": ", value, b"\r\n"]
+    lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
+    transport.write(b"".join([*lines, body]))
+    loop.call_later(LINGER_S, transport.close)

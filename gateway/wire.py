@@ -1,0 +1,228 @@
+"""uvicorn's HTTP protocol with a splice: the proxy writes a stream straight to the client's transport.
+
+The cycle of each request offers itself in `scope["extensions"]["forebay.splice"]` as a `client.Client`. Beside that
+this class bounds what a client may send: size of the head (431), time for head and body (408), upgrades (426; h2c is
+ignored, as RFC 9110 allows), and request shapes that two parsers could read differently, which llhttp refuses in strict
+mode and which are answered 400 with the connection closed. Several requests sent ahead are served in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from functools import partial
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from gateway.cycle import SplicedCycle, refuse
+from gateway.errors import Code, GatewayError
+
+PIPELINE_DEPTH = 8  # requests read ahead; reading goes on meanwhile, so that a client that leaves is noticed
+_DROP_ON_IGNORED_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-settings"})
+
+
+def protocol(*, max_header_bytes: int, body_timeout_s: float) -> Any:
+    """What uvicorn takes as `http=`."""
+    return partial(WireProtocol, max_header_bytes=max_header_bytes, body_timeout_s=body_timeout_s)
+
+
+class WireProtocol(HttpToolsProtocol):
+    """One client connection. `cycle` is the request being read, `serving` the one being answered."""
+
+    cycle: SplicedCycle
+    serving: SplicedCycle | None
+
+    def __init__(self, *args: Any, max_header_bytes: int, body_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.max_header_bytes = max_header_bytes
+        self.body_timeout_s = body_timeout_s
+        self.serving = None
+        self._in_head = False
+        self._in_message = False
+        self._head_bytes = 0  # fed since the head began
+        self._refused = False
+        self._ignored_upgrade = False
+        self._slow: asyncio.TimerHandle | None = None
+
+    # -- bytes in ------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        if self._refused:
+            return
+        self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as e:
+            self._refuse(GatewayError(Code.MALFORMED, f"the request is not valid HTTP/1.1: {e}"))
+        if self._in_message:
+            if self._in_head and self._head_bytes > self.max_header_bytes:
+                self._too_large()
+            elif self._slow is None and not self.pipeline and not self._refused:
+                self._slow = self.loop.call_later(self.body_timeout_s, self._too_slow)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._in_message = True
+        # a head that begins in the middle of a read is charged from the next read on
+        self._head_bytes = self._head_bytes if self.cycle is None else 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else a trailer: never mixed into the headers
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        parser = self.parser
+        if parser.should_upgrade():
+            return
+        limit = self.max_header_bytes
+        if self._head_bytes > limit or self._head_bytes == 0:
+            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+            if size > limit:
+                self._too_large()
+                return
+        self._head_bytes = 0
+        self._begin(parser.get_method().decode("ascii"), parser.get_http_version(), parser.should_keep_alive())
+
+    def _begin(self, method: str, version: str, keep_alive: bool) -> None:
+        scope = self.scope
+        scope["method"] = method
+        if version != "1.1":
+            scope["http_version"] = version
+            if any(name == b"transfer-encoding" for name, _ in self.headers):
+                self._refuse(GatewayError(Code.MALFORMED, "transfer-encoding is not part of HTTP/1.0"))
+                return
+        url = self.url
+        if not url.startswith(b"/"):
+            try:
+                parsed = httptools.parse_url(url)
+                url = (parsed.path or b"/") + (b"?" + parsed.query if parsed.query else b"")
+            except httptools.HttpParserInvalidURLError:
+                url = b"/"
+        raw_path, _, query = url.partition(b"#")[0].partition(b"?")
+        path = raw_path.decode("latin-1")
+        scope["path"] = self.root_path + (urllib.parse.unquote(path) if "%" in path else path)
+        scope["raw_path"] = self.root_path.encode("ascii") + raw_path
+        scope["query_string"] = query
+        before = self.cycle
+        cycle = self.cycle = SplicedCycle(
+            self,
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and keep_alive,
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.pipeline.appendleft((cycle, self.app))
+            if len(self.pipeline) >= PIPELINE_DEPTH:
+                self.flow.pause_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        assert isinstance(cycle, SplicedCycle)
+        self.serving = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_body(self, body: bytes) -> None:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return
+        cycle.parts.append(body)
+        cycle.size += len(body)
+        if cycle.size > HIGH_WATER_LIMIT and cycle.limit_bytes is None:
+            self.flow.pause_reading()
+        cycle.arrived()
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        cycle = self.cycle
+        if cycle is None or self.parser.should_upgrade():
+            return
+        cycle.more_body = False
+        if cycle.response_complete:
+            if not cycle.keep_alive:
+                self.transport.close()  # the answer was given early and the rest is read now
+            return
+        cycle.arrived()
+
+    # -- refusals that happen before there is a request ----------------------------------------------------------
+
+    def _refuse(self, error: GatewayError) -> None:
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        serving = self.serving
+        if serving is not None and not serving.response_complete:
+            self.transport.close()  # an answer is under way: ours would stand in the middle of it
+            return
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        refuse(self.transport, self.loop, error, path)
+
+    def _too_large(self) -> None:
+        limit = self.max_header_bytes
+        self._refuse(GatewayError(Code.HEADERS_TOO_LARGE, f"the request head is larger than {limit} bytes"))
+
+    def _too_slow(self) -> None:
+        self._slow = None
+        serving = self.serving
+        if serving is not None and not serving.response_complete and serving is self.cycle and serving.more_body:
+            return  # its reader has the same limit, and answers in the API's own form
+        self._refuse(GatewayError(Code.BODY_TOO_SLOW, f"no whole request within {self.body_timeout_s:g} s"))
+
+    def _upgrade(self, rest: bytes) -> None:
+        """h2c is ignored: the request is read again without it. Anything else is refused."""
+        wanted = next((value.lower() for name, value in self.headers if name == b"upgrade"), b"")
+        if wanted != b"h2c":
+            self._refuse(GatewayError(Code.UPGRADE, "protocol upgrades are not supported here"))
+            return
+        head = [self.scope.get("method", self.parser.get_method().decode()).encode(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name not in _DROP_ON_IGNORED_UPGRADE:
+                head += [name, b": ", value, b"\r\n"]
+        head.append(b"\r\n")
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join(head) + rest)
+
+    # -- the end of connections and answers ----------------------------------------------------------------------
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        serving = self.serving
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        for cycle in {self.cycle, serving}:
+            if cycle is not None and not cycle.response_complete:
+                cycle.lost()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.serving is not None and self.serving.listener is not None:
+            self.serving.listener.on_pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.serving is not None and self.serving.listener is not None:
+            self.serving.listener.on_resume()
