@@ -1,0 +1,97 @@
+"""What an attempt that failed means: for the request's outcome, for the replica's health, and for another try.
+
+A retry happens before commit only, on another replica, where the endpoint allows it, within the deadline and under a
+budget: a share of requests plus a constant rate (as in Finagle and Envoy), so that a fleet in trouble does not
+get its load multiplied. Deterministic 4xx pass through and count against nobody; the replica's own queue limit
+(503/429) is load, not ill health.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.http1 import Break
+from gateway.signals import Sign
+from policies.model import Outcome
+
+BURST = 10.0  # retries that may come at once
+BUSY_TEXT = (b"cannot accept new requests", b"backlog limit", b"queue")
+
+
+class RetryBudget:
+    """Tokens earned by requests and by time; each retry takes one."""
+
+    __slots__ = ("_at", "_level", "per_s", "share")
+
+    def __init__(self, share: float, per_s: float) -> None:
+        self.share = share
+        self.per_s = per_s
+        self._level = BURST
+        self._at: float | None = None
+
+    def request(self) -> None:
+        self._level = min(BURST, self._level + self.share)
+
+    def take(self, now: float) -> bool:
+        if self._at is not None:
+            self._level = min(BURST, self._level + self.per_s * max(0.0, now - self._at))
+        self._at = now
+        if self._level < 1.0:
+            return False
+        self._level -= 1.0
+        return True
+
+
+@dataclass(slots=True, frozen=True)
+class Failure:
+    """One failed attempt. `detail` is of a closed set and goes to record and metrics."""
+
+    detail: str
+    outcome: Outcome
+    sign: Sign
+    retriable: bool
+
+
+BREAKS: dict[Break, Failure] = {
+    Break.REFUSED: Failure("refused", Outcome.ERROR, Sign.REFUSED, True),
+    Break.CONNECT_TIMEOUT: Failure("connect_timeout", Outcome.ERROR, Sign.REFUSED, True),
+    Break.RESET: Failure("reset", Outcome.ERROR, Sign.RESET, True),
+    Break.CLOSED: Failure("early_end", Outcome.ERROR, Sign.EARLY_END, True),
+    Break.MALFORMED: Failure("protocol", Outcome.ERROR, Sign.PROTOCOL, True),
+}
+FIRST_EVENT_TIMEOUT = Failure("first_event_timeout", Outcome.ERROR, Sign.FIRST_EVENT_TIMEOUT, True)
+IDLE_TIMEOUT = Failure("idle_timeout", Outcome.ERROR, Sign.IDLE_TIMEOUT, True)
+ABORT = Failure("abort", Outcome.ERROR, Sign.ABORT, True)
+EARLY_END = BREAKS[Break.CLOSED]
+EXPIRED = Failure("expired", Outcome.EXPIRED, Sign.BACKPRESSURE, False)
+ENGINE_DEAD = Failure("engine_dead", Outcome.ERROR, Sign.ENGINE_DEAD, True)
+PREEMPTED = Failure("preempted", Outcome.CANCELLED, Sign.BACKPRESSURE, True)
+
+
+def of_status(status: int, body: bytes) -> Failure | None:
+    """What an error status says; None for success. 500 is final unless the engine is dead: it may be the request's."""
+    if status < 400:
+        return None
+    if status in (429, 503):
+        return Failure(f"http_{status}", Outcome.BACKPRESSURE, Sign.BACKPRESSURE, True)
+    if status < 500:
+        return Failure(f"http_{status}", Outcome.CLIENT_ERROR, Sign.CLIENT_ERROR, False)
+    if _engine_dead(body):
+        return ENGINE_DEAD
+    return Failure(f"http_{status}" if status < 600 else "http_5xx", Outcome.ERROR, Sign.ERROR_STATUS, status == 502)
+
+
+def of_error_event(error: dict[str, object]) -> tuple[int, Failure]:
+    """Status and meaning of an error object inside a stream; vLLM puts the status it would have sent in `code`."""
+    code = error.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    message = str(error.get("message", "")).encode()
+    meant = of_status(status, message)
+    assert meant is not None
+    if meant.sign is Sign.ERROR_STATUS:
+        return status, Failure("error_event", Outcome.ERROR, Sign.ERROR_EVENT, True)
+    return status, meant
+
+
+def _engine_dead(text: bytes) -> bool:
+    return b"EngineDeadError" in text or b"EngineCore encountered an issue" in text
