@@ -42,8 +42,8 @@ class Client(Protocol):
     async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
         """The whole request body. Raises GatewayError (too_large, body_too_slow) or ClientGoneError."""
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer at once; content-length is added."""
+    def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
+        """A whole answer at once; `length` is what content-length says where that is not the body's (HEAD)."""
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         """The head of an answer whose body follows; `length` None: chunked, or until close for HTTP/1.0."""
@@ -84,6 +84,7 @@ class SendClient:
         self._wake = asyncio.Event()
         self._ended = False
         self._broken = False
+        self.gone = False
         self._sender = asyncio.create_task(self._pump())
         self._watcher: asyncio.Task[None] | None = None
 
@@ -95,6 +96,7 @@ class SendClient:
                 while True:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
+                        self.gone = True
                         raise ClientGoneError
                     part = message.get("body", b"")
                     size += len(part)
@@ -108,8 +110,8 @@ class SendClient:
         self._watcher = asyncio.create_task(self._watch())
         return b"".join(parts)
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        self.start(status, headers, len(body))
+    def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
+        self.start(status, headers, len(body) if length is None else length)
         if not self._head_only:
             self.write(body)
         self.end()
@@ -175,5 +177,6 @@ class SendClient:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self.gone = True
         if self.listener is not None and not self._ended:
             self.listener.on_gone()

@@ -38,8 +38,8 @@ class SplicedCycle(RequestResponseCycle):
         self.listener: Listener | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._head = b""  # not yet written
-        self._framing = b""  # of the answer: chunked, until-close or a length
-        self.scope["extensions"] = {SPLICE: self}  # type: ignore[typeddict-item]
+        self._length_given = False
+        self.scope["extensions"] = {SPLICE: self}  # type: ignore[dict-item]
 
     @property
     def paused(self) -> bool:
@@ -113,16 +113,14 @@ class SplicedCycle(RequestResponseCycle):
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+    def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
         if self.response_started or self.transport.is_closing():
             return
-        self.start(status, headers, len(body))
+        self.start(status, headers, len(body) if length is None else length)
         if self.scope["method"] == "HEAD" or status in _BODYLESS:
             self.transport.write(self._head)
         else:
-            self.transport.writelines([self._head, body]) if len(body) > 4096 else self.transport.write(
-                self._head + body
-            )
+            self.transport.write(self._head + body)
         self._head = b""
         self._complete()
 
@@ -133,6 +131,7 @@ class SplicedCycle(RequestResponseCycle):
         for name, value in headers:
             lines += [name, b": ", value, b"\r\n"]
         if length is not None:
+            self._length_given = True
             lines.append(b"content-length: %d\r\n" % length)
         elif self.framed and status not in _BODYLESS:
             self.chunked_encoding = True
@@ -165,13 +164,16 @@ class SplicedCycle(RequestResponseCycle):
     def break_off(self) -> None:
         self.response_complete = True
         self.listener = None
-        self.transport.close()
+        if self.chunked_encoding is None and not self._length_given:
+            self.transport.abort()  # where the end of the connection is the end of the body, only a reset tells
+        else:
+            self.transport.close()
         self.on_response()
 
     def _complete(self) -> None:
         self.response_complete = True
         self.listener = None
-        self.scope.pop("extensions", None)  # type: ignore[misc]
+        self.scope.pop("extensions", None)
         self.message_event.set()
         if not self.keep_alive:
             if self.more_body:
@@ -181,9 +183,7 @@ class SplicedCycle(RequestResponseCycle):
         self.on_response()
 
 
-def refuse(
-    transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, error: GatewayError, path: str
-) -> None:
+def refuse(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, error: GatewayError, path: str) -> None:
     """Answers a connection whose request cannot be read, then closes it."""
     endpoint = endpoints.find(path)
     body = errors.body(error, Api.OTHER if endpoint is None else endpoint.api)

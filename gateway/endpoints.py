@@ -1,8 +1,8 @@
 """The allow table: which paths of vLLM are proxied, how, and which are never.
 
-Kinds: *generate* streams tokens and is routed by prefix; *pool* computes once over its input (embeddings, score, audio);
-*cheap* costs the replica milliseconds (tokenize); *stateful* must go to the replica that holds the state. A path that
-is not here is 404: vLLM leaves its development, LoRA-loading, scaling and sleep routes open to anyone who reaches it.
+Kinds: *generate* streams tokens and is routed by prefix; *pool* computes once over its input (embeddings, score,
+audio); *cheap* costs the replica milliseconds (tokenize); *stateful* must go to the replica that holds the state. A
+path that is not here is 404: vLLM leaves development, LoRA-loading, scaling and sleep routes open to anyone.
 `retry` says whether an attempt may be repeated on another replica before commit (stateful ones hold state: no).
 """
 
@@ -63,6 +63,7 @@ ALLOW: dict[str, Endpoint] = {
 }
 
 MODELS_PATH = "/v1/models"  # answered by the gateway itself, merged over the fleet
+PREFLIGHT = Endpoint("preflight", Kind.CHEAP, methods=("OPTIONS",))  # CORS is the replica's business
 MODELS = Endpoint("models", Kind.CHEAP, methods=("GET", "HEAD"))
 RESPONSE = Endpoint("response", Kind.STATEFUL, Api.RESPONSES, ("GET", "HEAD", "DELETE"), retry=False)
 RESPONSE_CANCEL = Endpoint("response_cancel", Kind.STATEFUL, Api.RESPONSES, ("POST",), retry=False)

@@ -139,6 +139,12 @@ def event(error: GatewayError, api: Api, request_id: str = "", sequence: int = 0
     return b"data: " + body(error, api, request_id) + b"\n\n"
 
 
+def event_of(body: bytes, api: Api) -> bytes:
+    """A replica's own JSON error as an event, for a stream that was committed before it came."""
+    data = b"data: " + body.replace(b"\r", b"").replace(b"\n", b" ") + b"\n\n"
+    return b"event: error\n" + data if api in (Api.MESSAGES, Api.RESPONSES) else data
+
+
 def headers(error: GatewayError, rng: random.Random) -> list[tuple[bytes, bytes]]:
     """The headers that belong to a refusal beside content-length and x-request-id."""
     lines = [JSON_TYPE]

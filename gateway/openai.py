@@ -74,7 +74,7 @@ def parse(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes, *, as
     given = headers.get(b"x-session-id")
     if given:
         call.session = given.decode("latin-1")[:MOST_SESSION_CHARS]
-    if not body and endpoint.kind is Kind.STATEFUL:
+    if not body and endpoint.kind in (Kind.STATEFUL, Kind.CHEAP):
         return call
     kind = headers.get(b"content-type", b"application/json")
     if b"json" not in kind:
@@ -90,7 +90,8 @@ def parse(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes, *, as
         raise GatewayError(Code.MALFORMED, "the request body must be a JSON object")
     call.document = document
     _fields(call, document)
-    if ask_usage and endpoint.asks_usage and call.streams:
+    # with several answers vLLM puts its fingerprint on each last event, which could not be restored without waiting
+    if ask_usage and endpoint.asks_usage and call.streams and call.answers == 1:
         options = document.get("stream_options")
         asked = isinstance(options, Mapping) and options.get("include_usage") is True
         parts = usage.ask(body, options, "stream_options" in document)
@@ -137,7 +138,6 @@ def _milliseconds(headers: Mapping[bytes, bytes], name: bytes) -> float | None:
         value = -1.0
     if not 0.0 < value < 1e9:
         label = name.decode()
-        raise GatewayError(
-            Code.MALFORMED, f"{label}: {given.decode('latin-1')!r} must be a positive number of milliseconds", param=label
-        )
+        message = f"{label}: {given.decode('latin-1')!r} must be a positive number of milliseconds"
+        raise GatewayError(Code.MALFORMED, message, param=label)
     return value / 1000.0

@@ -61,9 +61,7 @@ class Meter:
                 near += 1
             if slack is None or objective - pace < slack:
                 slack = objective - pace
-        made = Pulse(
-            len(self.live), near, slack, self.idle_gaps, self.idle_sum_s, self.busy_gaps, self.busy_sum_s
-        )
+        made = Pulse(len(self.live), near, slack, self.idle_gaps, self.idle_sum_s, self.busy_gaps, self.busy_sum_s)
         self.idle_gaps = self.busy_gaps = 0
         self.idle_sum_s = self.busy_sum_s = 0.0
         return made

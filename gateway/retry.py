@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway import errors
+from gateway.errors import Code, GatewayError
 from gateway.http1 import Break
 from gateway.signals import Sign
 from policies.model import Outcome
 
 BURST = 10.0  # retries that may come at once
-BUSY_TEXT = (b"cannot accept new requests", b"backlog limit", b"queue")
 
 
 class RetryBudget:
@@ -95,3 +96,32 @@ def of_error_event(error: dict[str, object]) -> tuple[int, Failure]:
 
 def _engine_dead(text: bytes) -> bool:
     return b"EngineDeadError" in text or b"EngineCore encountered an issue" in text
+
+
+OF_CODE = {
+    Code.INFEASIBLE: Outcome.SHED,
+    Code.QUEUE_FULL: Outcome.SHED,
+    Code.OVER_QUOTA: Outcome.SHED,
+    Code.NO_REPLICA: Outcome.SHED,
+    Code.DRAINING: Outcome.SHED,
+    Code.EXPIRED: Outcome.EXPIRED,
+    Code.UPSTREAM: Outcome.ERROR,
+    Code.INTERNAL: Outcome.ERROR,
+}
+_MESSAGES = {
+    "refused": "the replica took no connection",
+    "connect_timeout": "the replica took no connection in time",
+    "first_event_timeout": "the replica did not begin to answer in time",
+    "idle_timeout": "the replica stopped in the middle of its answer",
+    "abort": "the replica is shutting down and gave the request up",
+    "protocol": "the replica's answer is not valid HTTP",
+}
+
+
+def told(failure: Failure) -> GatewayError:
+    """What a client is told about an attempt that failed for good."""
+    if failure is EXPIRED:
+        return GatewayError(Code.EXPIRED, errors.SHED_MESSAGES[Code.EXPIRED], retriable=False)
+    if failure.outcome is Outcome.BACKPRESSURE:
+        return GatewayError(Code.NO_REPLICA, "every replica tried refused new work", 1.0)
+    return GatewayError(Code.UPSTREAM, _MESSAGES.get(failure.detail, "the replica's answer broke off"))

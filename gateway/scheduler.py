@@ -36,7 +36,7 @@ class Scheduler:
     def __init__(self, balancer: Balancer, clock: Callable[[], float] = time.monotonic) -> None:
         self.balancer = balancer
         self.clock = clock
-        self.on_tick: Callable[[float], None] | None = None
+        self.on_tick: Callable[[float], bool] | None = None  # answers whether more ticks are needed
         self.meters: dict[str, Meter] = {}
         self._owners: dict[str, Owner] = {}
         self._held: set[str] = set()
@@ -70,12 +70,16 @@ class Scheduler:
     def open(self) -> int:
         return len(self._owners)
 
+    def tick(self) -> None:
+        """Something is open: ticks until nothing is."""
+        if self._tick is None and self._loop is not None:
+            self._tick = self._loop.call_later(TICK_S, self._ticked)
+
     # -- requests ------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, owner: Owner) -> None:
         self._owners[request.id] = owner
-        if self._tick is None and self._loop is not None:
-            self._tick = self._loop.call_later(TICK_S, self._ticked)
+        self.tick()
         self._apply(self.balancer.submit(request, self.clock()))
 
     def first_token(self, request_id: str, replica_id: str) -> None:
@@ -167,7 +171,7 @@ class Scheduler:
                 if decisions:
                     self._apply(decisions)
         self._arm()
-        if self.on_tick is not None:
-            self.on_tick(now)
-        if self._loop is not None:
-            self._tick = self._loop.call_later(TICK_S, self._ticked) if self._owners else None
+        busy = self.on_tick(now) if self.on_tick is not None else False
+        self._tick = None
+        if busy or self._owners:
+            self.tick()

@@ -101,7 +101,7 @@ class EventScanner:
     def classify(self, event: bytes) -> int:
         """Class of one complete event; fills usage, finish, error; learns the template from content."""
         self.events += 1
-        data = _data(event)
+        data = data_of(event)
         if data is None:
             return COMMENT
         if data == b"[DONE]":
@@ -219,7 +219,7 @@ def _says(delta: Mapping[str, Any]) -> bool:
     return any(value for key, value in delta.items() if key not in ("role", "type"))
 
 
-def _data(event: bytes) -> bytes | None:
+def data_of(event: bytes) -> bytes | None:
     """The joined data lines of an event; None where it has none (comments, pings of the transport)."""
     if event.startswith(b"data: ") and event.count(b"\n") == 2:
         return event[6:].strip()

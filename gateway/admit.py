@@ -1,0 +1,195 @@
+"""From received bytes to a request of the core: model, class, objectives, prompt identity, and how it is placed.
+
+Generation and pooling are placed by the core; cheap and stateful calls go straight to a replica, since they cost no
+engine time and must never be held. A model nobody ever served is 404, one that is known but down is 503; no model is
+the fleet's first one. Prompt tokens are estimated from canonical bytes and what usage taught about bytes per token.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from gateway import headers as header_rules
+from gateway import openai, timeline
+from gateway.client import Scope
+from gateway.endpoints import Endpoint, Kind, response_id
+from gateway.errors import Code, GatewayError
+from gateway.record import RequestRecord
+from gateway.tenants import Lease, Tenant
+from gateway.upstream import Pool
+from policies import prefix
+from policies.classes import stamp
+from policies.model import Dispatch, Outcome, Request, ServiceClass, Shed, Usage
+
+if TYPE_CHECKING:
+    from gateway.exchange import Exchange
+    from gateway.proxy import Proxy
+    from gateway.relay import Relay
+
+_numbers = count(1)
+
+
+@dataclass(slots=True)
+class Admission:
+    """A request that was let in, and the way it is placed. `candidates`: replicas for direct placement."""
+
+    proxy: Proxy
+    endpoint: Endpoint
+    call: openai.Call
+    request: Request
+    service_class: ServiceClass
+    lease: Lease | None = None
+    candidates: list[str] | None = None
+    _told_first: bool = False
+    _head: list[bytes] = field(default_factory=list)
+
+    def start(self, exchange: Exchange) -> None:
+        self.proxy.budget.request()
+        if self.candidates is None:
+            self.proxy.scheduler.submit(self.request, exchange)
+        else:
+            exchange.on_decision(self._next())
+
+    def failed(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Another replica, please; the answer comes as a decision."""
+        self._told_first = False
+        if self.candidates is None:
+            self.proxy.scheduler.failed(self.request.id, outcome)
+        else:
+            exchange.on_decision(self._next())
+
+    def first_token(self, replica_id: str) -> None:
+        if self.candidates is None and not self._told_first:
+            self._told_first = True
+            self.proxy.scheduler.first_token(self.request.id, replica_id)
+
+    def _next(self) -> Dispatch | Shed:
+        assert self.candidates is not None
+        if not self.candidates:
+            return Shed(self.request.id, "no_replica", 1.0)
+        return Dispatch(self.request.id, self.candidates.pop(0), "direct")
+
+    def message(self, pool: Pool, exchange: Exchange) -> list[bytes | memoryview]:
+        """The forwarded request in parts: head, then the body as received (and the usage splice)."""
+        scope, proxy = exchange.scope, self.proxy
+        method: bytes = scope["method"].encode()
+        query: bytes = scope["query_string"]
+        client = scope.get("client")
+        parts = self.call.parts
+        has_body = bool(parts) or scope["method"] in ("POST", "PUT", "PATCH")
+        lines = header_rules.upstream(
+            scope["headers"],
+            authority=pool.authority,
+            request_id=exchange.request_id,
+            length=self.call.length if has_body else None,
+            peer=client[0] if client else "",
+            scheme=scope.get("scheme", "http"),
+            trusted=proxy.trusted,
+            authorization=pool.authorization,
+            drop_authorization=proxy.tenants.configured,
+        )
+        target = pool.prefix + scope["raw_path"] + (b"?" + query if query else b"")
+        head = b"".join([method, b" ", target, b" HTTP/1.1\r\n", *lines])
+        if len(parts) == 1 and len(parts[0]) < 16384:
+            return [head + parts[0]]
+        return [head, *parts]
+
+    def close(self, record: RequestRecord, usage: Usage | None, relay: Relay | None) -> None:
+        """The end of the request: core, meters, tenant, and what the record still lacks."""
+        proxy, request = self.proxy, self.request
+        meter = proxy.scheduler.meters.get(record.replica_id or "")
+        estimate = request.prompt_tokens
+        timeline.tokens(record, usage, meter.tokens_per_event if meter is not None else 1.0, estimate)
+        known = None if usage is None else usage.prompt_tokens
+        record.objectives = timeline.objectives(request, self.service_class, self.call.tighter.ttft_s, known)
+        if self.candidates is None:
+            outcome = record.outcome or Outcome.ERROR
+            proxy.scheduler.complete(request.id, outcome, usage, record.replica_id)
+        if record.outcome is Outcome.SUCCESS and usage is not None:
+            if meter is not None and relay is not None:
+                meter.ended(relay.content_events, usage.completion_tokens)
+            if known:
+                proxy.bytes_per_token.observe(request.model, request.prompt_bytes, known)
+        if self.lease is not None:
+            self.lease.settle(_used(record, estimate), time.monotonic())
+
+
+def _used(record: RequestRecord, estimate: int) -> int | None:
+    """Tokens a tenant is charged for: none for a refusal."""
+    if record.outcome is Outcome.SHED or not record.attempts:
+        return 0
+    prompt = estimate if record.prompt.count is None else record.prompt.count
+    return prompt + (record.completion.count or 0)
+
+
+def admit(
+    proxy: Proxy,
+    endpoint: Endpoint,
+    scope: Scope,
+    headers: Mapping[bytes, bytes],
+    tenant: Tenant | None,
+    body: bytes,
+    record: RequestRecord,
+) -> Admission:
+    """Raises GatewayError for whatever may not or cannot be served."""
+    config = proxy.config
+    call = openai.parse(endpoint, headers, body, ask_usage=config.stream.usage == "ask")
+    if endpoint.kind is Kind.STATEFUL:
+        known = proxy.maker(response_id(scope["path"]))
+        request = Request(id=_id(), model="", received_at=record.received_at, generates=False, streams=False)
+        holders = [known] if known is not None else proxy.available("")
+        record.kind, record.streams = endpoint.kind, False
+        return Admission(proxy, endpoint, call, request, proxy.service_class(config.default_class), None, holders)
+    name = call.model or proxy.default_model()
+    target = proxy.fleet.resolve(name) if name else None
+    if target is None and (name or not proxy.fleet.replicas):
+        if proxy.fleet.complete:
+            raise GatewayError(Code.UNKNOWN_MODEL, f"the model {name[:200]!r} does not exist here", param="model")
+        raise GatewayError(Code.NO_REPLICA, "no replica has told its models yet", 1.0)
+    model, adapter = (target.model, target.adapter) if target is not None else ("", None)
+    asked = headers.get(b"x-service-class")
+    class_name = proxy.tenants.service_class(tenant, None if asked is None else asked.decode("latin-1"), name)
+    service_class = proxy.service_class(class_name)
+    parts = call.canonical(endpoint, model, adapter)
+    prompt_bytes = sum([len(part) for part in parts]) or len(body)
+    generates = endpoint.kind is Kind.GENERATE
+    request = Request(
+        id=_id(),
+        model=model,
+        adapter=adapter,
+        tenant=None if tenant is None else tenant.name,
+        session=call.session,
+        received_at=record.received_at,
+        prompt_bytes=prompt_bytes,
+        prompt_tokens=max(1, round(proxy.bytes_per_token.tokens(model, prompt_bytes))),
+        chain=prefix.chain(parts),
+        max_tokens=None if call.max_tokens is None else call.max_tokens * call.answers,
+        streams=call.streams,
+        generates=generates,
+    )
+    request.text = lambda: b"".join(parts).decode("utf-8", "replace")
+    tighter = call.tighter
+    stamp(request, service_class, ttft_s=tighter.ttft_s, tpot_s=tighter.tpot_s, e2e_s=tighter.deadline_s)
+    _note(record, endpoint, request, config.policy.name)
+    candidates = proxy.available(name) if endpoint.kind is Kind.CHEAP else None
+    if candidates is not None:
+        random.shuffle(candidates)
+    lease = proxy.tenants.admit(tenant, request.prompt_tokens + (call.max_tokens or 0), record.received_at)
+    return Admission(proxy, endpoint, call, request, service_class, lease, candidates)
+
+
+def _note(record: RequestRecord, endpoint: Endpoint, request: Request, policy: str) -> None:
+    record.kind, record.model, record.adapter = endpoint.kind, request.model, request.adapter
+    record.tenant, record.session, record.policy = request.tenant, request.session, policy
+    record.service_class, record.streams = request.service_class, request.streams
+    record.prompt_bytes, record.chain, record.arm = request.prompt_bytes, request.chain, request.arm
+
+
+def _id() -> str:
+    """Unique among open requests whatever clients send as theirs."""
+    return f"r{next(_numbers)}"

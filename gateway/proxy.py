@@ -1,0 +1,214 @@
+"""The proxied endpoints as one raw ASGI application, and what all their requests share.
+
+Shared: connection pools by replica, the retry budget, bytes per token by model, which replica made which response id,
+and the sweep over open requests for their deadlines. FastAPI never sees these paths: its routing alone costs more than
+a whole request here.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from gateway import endpoints, errors, headers, retry
+from gateway.admit import Admission
+from gateway.client import SPLICE, Client, Receive, Scope, Send, SendClient
+from gateway.config import Config
+from gateway.endpoints import Kind
+from gateway.errors import Code, GatewayError
+from gateway.exchange import Exchange
+from gateway.fleet import Fleet
+from gateway.record import RequestRecord
+from gateway.relay import Mode, Relay
+from gateway.retry import Failure, RetryBudget
+from gateway.scheduler import Scheduler
+from gateway.tenants import Tenant, Tenants
+from gateway.upstream import Pool
+from policies.feedback import BytesPerToken
+from policies.model import ServiceClass
+
+SWEEP_S = 0.25
+MOST_RESPONSES = 10_000  # response ids remembered
+log = logging.getLogger("forebay.proxy")
+
+
+class Proxy:
+    """`sink` receives each finished record. `configure` takes a new configuration; open requests keep theirs."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        fleet: Fleet,
+        config: Config,
+        sink: Callable[[RequestRecord], None],
+        tenants: Tenants | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.fleet = fleet
+        self.sink = sink
+        self.rng = rng or random.Random()
+        self.budget = RetryBudget(config.retry.budget_share, config.retry.budget_per_s)
+        self.bytes_per_token = BytesPerToken()
+        self.live: set[Exchange] = set()
+        self._pools: dict[str, Pool] = {}
+        self._makers: OrderedDict[str, str] = OrderedDict()
+        self._swept_at = 0.0
+        self.draining = False
+        self.configure(config, tenants if tenants is not None else Tenants.of(config))
+        scheduler.on_tick = self.on_tick
+
+    def configure(self, config: Config, tenants: Tenants) -> None:
+        self.config = config
+        self.tenants = tenants
+        self.trusted = frozenset(config.listen.trusted_proxies)
+        self._classes = config.service_classes()
+        self.budget.share, self.budget.per_s = config.retry.budget_share, config.retry.budget_per_s
+
+    # -- ASGI ----------------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Any HTTP scope; paths outside the allow table are answered 404."""
+        splice: Client | None = (scope.get("extensions") or {}).get(SPLICE)
+        if splice is not None:
+            await self._answer(scope, splice)
+            return
+        client = SendClient(scope, receive, send)
+        try:
+            await self._answer(scope, client)
+            if client.gone:
+                client.close()
+            else:
+                await client.run()
+        except BaseException:
+            client.close()
+            raise
+
+    async def _answer(self, scope: Scope, client: Client) -> None:
+        endpoint = endpoints.find(scope["path"])
+        method = scope["method"]
+        if endpoint is None:
+            await self._plain(scope, client, GatewayError(Code.UNKNOWN_PATH, "no such path is proxied here"))
+        elif method not in endpoint.methods and method != "OPTIONS":
+            message = f"{method} is not possible here; use {endpoint.allow}"
+            await self._plain(scope, client, GatewayError(Code.METHOD_NOT_ALLOWED, message, allow=endpoint.allow))
+        elif self.draining:
+            await self._plain(scope, client, GatewayError(Code.DRAINING, "the gateway is shutting down", 1.0))
+        elif endpoint is endpoints.MODELS and method != "OPTIONS":
+            await self._models(scope, client)
+        elif method == "OPTIONS":
+            await Exchange(self, scope, client, endpoints.PREFLIGHT).run()
+        else:
+            await Exchange(self, scope, client, endpoint).run()
+
+    async def _plain(self, scope: Scope, client: Client, error: GatewayError) -> None:
+        """A refusal that needs no request to be read."""
+        endpoint = endpoints.find(scope["path"])
+        request_id = headers.request_id(dict(scope["headers"]).get(b"x-request-id"))
+        lines = [*errors.headers(error, self.rng), (b"x-request-id", request_id)]
+        api = errors.Api.OTHER if endpoint is None else endpoint.api
+        client.respond(error.status, lines, errors.body(error, api, request_id.decode("latin-1")))
+
+    async def _models(self, scope: Scope, client: Client) -> None:
+        """GET /v1/models, merged over the fleet."""
+        try:
+            self.authenticate(dict(reversed(scope["headers"])))
+        except GatewayError as error:
+            await self._plain(scope, client, error)
+            return
+        request_id = headers.request_id(dict(scope["headers"]).get(b"x-request-id"))
+        client.respond(200, [errors.JSON_TYPE, (b"x-request-id", request_id)], self.fleet.models_document())
+
+    # -- what exchanges ask --------------------------------------------------------------------------------------
+
+    def authenticate(self, given: Mapping[bytes, bytes]) -> Tenant | None:
+        if not self.tenants.configured:
+            return None
+        authorization, key = given.get(b"authorization"), given.get(b"x-api-key")
+        return self.tenants.authenticate(
+            None if authorization is None else authorization.decode("latin-1"),
+            None if key is None else key.decode("latin-1"),
+        )
+
+    def service_class(self, name: str) -> ServiceClass:
+        return self._classes[name]
+
+    def pool(self, replica_id: str) -> Pool | None:
+        """The connections to a replica, or None where it is not (or no longer) there."""
+        replica = self.fleet.get(replica_id)
+        pool = self._pools.get(replica_id)
+        if replica is None:
+            if pool is not None:
+                self._pools.pop(replica_id).close()
+            return None
+        if pool is None or pool.url != replica.url:
+            times = self.config.timeouts
+            pool = self._pools[replica_id] = Pool(
+                replica.url,
+                connect_timeout_s=times.connect_s,
+                idle_s=times.pool_idle_s,
+                ca_file=replica.ca_file,
+                key=replica.key,
+            )
+        return pool
+
+    def available(self, model: str) -> list[str]:
+        """Ids of available replicas that serve the model; an empty name means any."""
+        replicas = self.fleet.serving(model) if model else self.fleet.replicas.values()
+        return [replica.id for replica in replicas if self.fleet.available(replica.id)]
+
+    def default_model(self) -> str:
+        """What a request without a model means: the first model of the first replica that has any."""
+        for replica in self.fleet.replicas.values():
+            for model in replica.models.values():
+                if model.parent is None:
+                    return model.id
+        return ""
+
+    def made(self, response_id: str, replica_id: str) -> None:
+        """Remembers where the state of a response lives."""
+        self._makers[response_id] = replica_id
+        while len(self._makers) > MOST_RESPONSES:
+            self._makers.popitem(last=False)
+
+    def maker(self, response_id: str) -> str | None:
+        return self._makers.get(response_id)
+
+    def overdue(self, relay: Relay, admission: Admission, paused: bool, now: float) -> Failure | None:
+        """Which of its time limits an attempt has passed. A client that does not read is not the replica's fault."""
+        deadline = admission.request.deadline
+        if deadline is not None and now >= deadline:
+            return retry.EXPIRED
+        if paused:
+            return None
+        times = self.config.timeouts
+        silent_s = now - relay.last_sign_at
+        if admission.call.streams and admission.endpoint.kind is Kind.GENERATE:
+            if relay.last_sign_at == relay.dispatched_at:
+                return retry.FIRST_EVENT_TIMEOUT if silent_s > times.first_event_s else None
+        elif relay.mode is Mode.HEAD:
+            return retry.FIRST_EVENT_TIMEOUT if times.answer_s is not None and silent_s > times.answer_s else None
+        return retry.IDLE_TIMEOUT if silent_s > times.idle_s else None
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def on_tick(self, now: float) -> bool:
+        if now - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            for exchange in list(self.live):
+                exchange.on_tick(now)
+        return bool(self.live)
+
+    def finished(self, record: RequestRecord) -> None:
+        try:
+            self.sink(record)
+        except Exception:
+            log.exception("the record of request %s was lost", record.request_id)
+
+    def close(self) -> None:
+        """Closes idle upstream connections."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
