@@ -31,7 +31,7 @@ async def test_stream_passes_byte_equal_with_usage_off(capture: str, section: in
         gateway(r, settings='stream.usage = "off"', spliced=spliced) as g,
     ):
         answer = await g.post(path, body or STREAMING)
-        head, _, recorded = b"".join(chunks).partition(b"\r\n\r\n")
+        _, _, recorded = b"".join(chunks).partition(b"\r\n\r\n")
         assert answer.status == 200
         assert answer.body == dechunk(recorded)
         assert r.seen[0].body == (body or STREAMING)
