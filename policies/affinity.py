@@ -87,7 +87,7 @@ class Affinity:
         most = max(0.0, request.prompt_tokens - 1.0)  # the engine computes at least the last token
         claimed = [min(most, depth * per_chunk) if depth > 0 else 0.0 for depth in depths]
         cached = [c * p.value if c else 0.0 for c, p in zip(claimed, self._precision, strict=True)]
-        return Look(cached, claimed, self.homes.place(request.chain, request.session, now))
+        return Look(cached, claimed, self.homes.place(request.chain, request.session, now, request.adapter))
 
     def dispatched(self, request: Request, replica_id: str, look: Look, reason: str, work_s: float, now: float) -> None:
         """The request goes to this replica: it will hold the whole prompt. work_s: predicted seconds of prefill."""

@@ -85,9 +85,12 @@ class Homes:
         self._shares = _Shares(60.0, self.MOST_KEYS)
         self._heat: dict[int, _Heat] = {}
 
-    def place(self, chain: Sequence[int], session: str | None, now: float) -> Placement:
-        """The preference list of a request. O(1) in replicas and in what is known."""
-        key = self.key(chain, session)
+    def place(self, chain: Sequence[int], session: str | None, now: float, adapter: str | None = None) -> Placement:
+        """The preference list of a request. O(1) in replicas and in what is known.
+
+        An adapter's requests share the adapter's list: loading it again elsewhere costs more than a cold prefix.
+        """
+        key = self.key(chain, session) if adapter is None else xxh3_64_intdigest(adapter.encode())
         if key is None:
             return NOWHERE
         return Placement(key, self.ring.preference(key), self.homes(key, now))
