@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import random
+import ssl
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -103,7 +104,7 @@ class Config(s.Table):
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """Reads the file (None: defaults alone) with `overrides` laid over its tables. Raises ConfigError."""
     if path is None:
-        return parse("", overrides)
+        return build(overrides or {})
     try:
         return parse(path.read_text(encoding="utf-8"), overrides)
     except OSError as e:
@@ -117,10 +118,22 @@ def parse(text: str, overrides: Mapping[str, Any] | None = None) -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise ConfigError([f"not valid TOML: {e}"]) from None
-    for key, value in (overrides or {}).items():
-        raw[key] = {**raw.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return build(merged(raw, overrides or {}))
+
+
+def merged(document: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `document`: tables key by key, everything else replaced."""
+    result = dict(document)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def build(document: Mapping[str, Any]) -> Config:
+    """Checks a document as TOML or JSON gives it. Raises ConfigError with every mistake."""
     try:
-        config = Config.model_validate(raw)
+        config = Config.model_validate(document)
     except ValidationError as e:
         raise ConfigError([_line(error) for error in e.errors()]) from None
     mistakes = list(_across(config))
@@ -160,7 +173,7 @@ def _across(config: Config) -> list[str]:
     for i, replica in enumerate(config.replicas):
         if (first := seen.setdefault(replica.name, i)) != i:
             lines.append(f'replicas[{i}].id = "{replica.name}": is taken by replicas[{first}]; give it another id')
-        if replica.ca_file is not None and not Path(replica.ca_file).is_file():
+        if replica.ca_file is not None and not _is_pem(replica.ca_file):
             lines.append(f'replicas[{i}].ca_file = "{replica.ca_file}": must be a readable PEM file')
     lines += _policy(config)
     floors = sum(table.floor_share for table in config.classes.values())
@@ -172,6 +185,14 @@ def _across(config: Config) -> list[str]:
             f"must be at least health.backoff_s, which is {config.health.backoff_s:g}"
         )
     return lines
+
+
+def _is_pem(path: str) -> bool:
+    try:
+        ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError):
+        return False
+    return True
 
 
 def _policy(config: Config) -> list[str]:

@@ -40,51 +40,64 @@ class Watch:
         self._scraping = scraping
         self._rng = rng
         self._clock = clock
-        self._tasks: dict[str, tuple[Replica, list[asyncio.Task[None]], httpx.AsyncClient]] = {}
+        self._tasks: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
+        self._probed: set[str] = set()
         self._troubles: dict[tuple[str, str], str] = {}
         self._models_read_at: dict[str, float] = {}
 
     def sync(self) -> None:
         """Call after replicas were added, removed or replaced."""
-        for replica_id, (watched, tasks, _) in list(self._tasks.items()):
+        for replica_id, (watched, task) in list(self._tasks.items()):
             if self._fleet.get(replica_id) is not watched:
                 del self._tasks[replica_id]
                 self._models_read_at.pop(replica_id, None)
-                for task in tasks:
-                    task.cancel()
+                self._probed.discard(replica_id)
+                task.cancel()
         for replica in self._fleet.replicas.values():
             if replica.id not in self._tasks:
-                http = scrape.client(replica)
-                loops = [self._probe_loop(replica, http), self._scrape_loop(replica, http)]
-                self._tasks[replica.id] = (replica, [asyncio.create_task(loop) for loop in loops], http)
+                task = asyncio.create_task(self._watch(replica), name=f"watch {replica.id}")
+                task.add_done_callback(_report)
+                self._tasks[replica.id] = (replica, task)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every replica has answered, or failed, its first probe."""
+        return self._probed >= self._tasks.keys()
+
+    def configure(self, health: Health, scraping: Scrape) -> None:
+        """New intervals, and whatever changed in the fleet."""
+        self._health, self._scraping = health, scraping
+        self.sync()
 
     async def close(self) -> None:
-        clients = [http for _, _, http in self._tasks.values()]
-        tasks = [task for _, loops, _ in self._tasks.values() for task in loops]
+        tasks = [task for _, task in self._tasks.values()]
         self._tasks.clear()
         for task in tasks:
             task.cancel()
-        for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(ended, Exception):
-                log.error("a probe or scrape loop had failed", exc_info=ended)
-        for http in clients:
-            await http.aclose()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, replica: Replica) -> None:
+        async with scrape.client(replica) as http, asyncio.TaskGroup() as loops:
+            loops.create_task(self._probe_loop(replica, http))
+            loops.create_task(self._scrape_loop(replica, http))
 
     async def _probe_loop(self, replica: Replica, http: httpx.AsyncClient) -> None:
-        s = self._health
         while True:
+            s = self._health
             failure = await probe.health(http, replica, s.probe_timeout_s)
             self._said(replica, "/health", None if failure is None else failure.value)
             if failure is None and self._models_due(replica):
                 await self._learn(replica, http)
             self._fleet.probed(replica.id, failure)
+            self._fleet.wake()
+            self._probed.add(replica.id)
             if self._fleet.health.wants_canary(replica.id, self._clock()):
                 self._fleet.canaried(replica.id, await probe.token(http, replica, s.canary_timeout_s))
             await self._pause(s.probe_interval_s)
 
     async def _scrape_loop(self, replica: Replica, http: httpx.AsyncClient) -> None:
-        s = self._scraping
         while True:
+            s = self._scraping
             try:
                 values = await scrape.metrics(http, replica, s.timeout_s, self._clock)
             except scrape.ReadError as e:
@@ -124,3 +137,9 @@ class Watch:
         elif trouble != before:
             self._troubles[key] = trouble
             log.warning("replica %s: %s", replica.id, trouble if trouble.startswith("/") else f"{what}: {trouble}")
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A watch that fails is our own fault; it must not fail in silence."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s stopped", task.get_name(), exc_info=error)

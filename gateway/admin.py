@@ -1,0 +1,246 @@
+"""The control plane's HTTP: /health, /ready, /metrics, and /admin for people and scripts that run the gateway.
+
+/health says that the process answers and nothing else: it touches no replica, since a fleet that is down must not get
+its gateway killed too. /ready is for load balancers. /admin needs the bearer token of `admin.token_env`; without one
+it answers loopback only. Every change leaves one line in the log: who, what, from what to what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import Body, FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from gateway.config import ConfigError
+from gateway.control import Control
+from gateway.gauges import Gauges
+from gateway.tenants import same_secret
+from policies import POLICIES
+
+log = logging.getLogger("forebay.audit")
+LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
+LOCAL_NAMES = LOOPBACK | {"localhost"}
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class Secrets:
+    """Tokens from the environment; None: not set."""
+
+    admin: str | None = dataclasses.field(default=None, repr=False)
+    metrics: str | None = dataclasses.field(default=None, repr=False)
+
+
+def application(
+    control: Control, registry: CollectorRegistry, gauges: Callable[[], Gauges], secrets: Secrets, version: str
+) -> FastAPI:
+    app = FastAPI(
+        title="Forebay",
+        version=version,
+        description="Control plane of the gateway. Everything under /admin needs the admin token, or loopback.",
+        redoc_url=None,
+    )
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        path = request.url.path
+        if path == "/admin" or path.startswith("/admin/"):
+            refused = _refusal(request, secrets.admin, loopback=secrets.admin is None)
+        elif path == "/metrics":
+            refused = _refusal(request, secrets.metrics, loopback=False)
+        else:
+            refused = None
+        return refused if refused is not None else await call_next(request)
+
+    @app.exception_handler(ConfigError)
+    async def mistaken(request: Request, error: ConfigError) -> JSONResponse:
+        return JSONResponse({"errors": error.lines}, 400)
+
+    @app.exception_handler(KeyError)
+    async def unknown(request: Request, error: KeyError) -> JSONResponse:
+        return JSONResponse({"errors": [f"{error.args[0]} is not known"]}, 404)
+
+    def changed(request: Request, what: str, lines: list[str]) -> dict[str, Any]:
+        peer = request.client.host if request.client else "?"
+        log.info("%s from %s: %s", what, peer, "; ".join(lines) or "nothing changed")
+        return {"version": control.versions[-1].number, "changed": lines}
+
+    # -- for load balancers and Prometheus ---------------------------------------------------------------------
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        if control.proxy.draining:
+            return PlainTextResponse("draining\n", 503)
+        if control.fleet.any_available() is None:
+            return PlainTextResponse("no replica is available\n", 503)
+        return PlainTextResponse("ready\n")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    # -- fleet -------------------------------------------------------------------------------------------------
+
+    @app.get("/admin/fleet")
+    async def fleet() -> list[dict[str, Any]]:
+        """Each replica: where it is, what it serves, its health, and what is in flight."""
+        state = gauges().replicas
+        rows = []
+        for r in control.fleet.replicas.values():
+            record = control.fleet.health.records[r.id]
+            rows.append(
+                {
+                    "id": r.id,
+                    "url": r.url,
+                    "models": sorted(r.base_models),
+                    "adapters": sorted(r.adapters),
+                    "weight": r.weight,
+                    "role": r.role,
+                    "available": control.fleet.available(r.id),
+                    "draining": r.draining,
+                    "phase": record.phase.value,
+                    "reason": record.reason,
+                    "ejections_in_a_row": record.ejections,
+                    "back_in_s": max(0.0, round(record.until - control.clock(), 3)) if record.reason else 0.0,
+                    "state": dataclasses.asdict(state[r.id]) if r.id in state else None,
+                }
+            )
+        return rows
+
+    @app.post("/admin/fleet")
+    async def add(request: Request, replica: dict[str, Any] = Body(...)) -> dict[str, Any]:  # noqa: B008
+        """Adds a replica: the keys of a [[replicas]] table, as {"url": "http://10.0.0.7:8000"}."""
+        listed = [r.model_dump() for r in control.config.replicas]
+        return changed(request, "replica added", control.change({"replicas": [*listed, replica]}, "admin: replica added"))
+
+    @app.delete("/admin/fleet/{replica_id:path}")
+    async def remove(request: Request, replica_id: str) -> dict[str, Any]:
+        """Takes a replica out. Its open streams go on; drain it first to let them finish before you stop it."""
+        kept = [r.model_dump() for r in control.config.replicas if r.name != replica_id]
+        if len(kept) == len(control.config.replicas):
+            raise KeyError(f'replica "{replica_id}"')
+        return changed(request, f"replica {replica_id} removed", control.change({"replicas": kept}, "admin: removed"))
+
+    @app.post("/admin/drain/{replica_id:path}")
+    async def drain(request: Request, replica_id: str, draining: bool = True) -> dict[str, Any]:
+        """No new requests for a replica; ?draining=false takes it back."""
+        if control.fleet.get(replica_id) is None:
+            raise KeyError(f'replica "{replica_id}"')
+        control.fleet.drain(replica_id, draining)
+        return changed(request, "drain", [f"replica {replica_id} draining: {draining}"])
+
+    # -- policy ------------------------------------------------------------------------------------------------
+
+    @app.get("/admin/policy")
+    async def policy() -> dict[str, Any]:
+        running = control.config.policy
+        return {
+            "name": running.name,
+            "settings": running.settings,
+            "known": {name: spec.about for name, spec in POLICIES.items()},
+        }
+
+    @app.put("/admin/policy")
+    async def switch(request: Request, policy: dict[str, Any] = Body(...)) -> dict[str, Any]:  # noqa: B008
+        """Switches the routing policy: {"name": "least_request", "settings": {}, "clear_index": false}."""
+        clear = policy.pop("clear_index", False)
+        lines = control.change({"policy": {"settings": {}, **policy}}, "admin: policy")
+        if clear:
+            control.scheduler.forget()
+            lines.append("prefix index: cleared")
+        return changed(request, "policy switched", lines)
+
+    # -- configuration -----------------------------------------------------------------------------------------
+
+    @app.get("/admin/config")
+    async def config() -> dict[str, Any]:
+        """The running configuration, defaults included. Key hashes are left out."""
+        shown = control.config.model_dump()
+        for tenant in shown["tenants"].values():
+            tenant["keys_sha256"] = f"{len(tenant['keys_sha256'])} left out"
+        return shown
+
+    @app.patch("/admin/config")
+    async def change(request: Request, patch: dict[str, Any] = Body(...)) -> dict[str, Any]:  # noqa: B008
+        """Lays tables over it, as {"pacing": {"enabled": false}}; refused whole when anything is wrong."""
+        return changed(request, "configuration changed", control.change(patch, "admin: changed"))
+
+    @app.get("/admin/config/{table}")
+    async def one(table: str) -> Any:
+        """One table: classes, limits, pacing, admission, tenants ..."""
+        return (await config())[table]
+
+    @app.patch("/admin/config/{table}")
+    async def change_one(request: Request, table: str, patch: dict[str, Any] = Body(...)) -> dict[str, Any]:  # noqa: B008
+        """Changes one table, as {"prefill_share": 0.6} for pacing."""
+        return changed(request, f"{table} changed", control.change({table: patch}, f"admin: {table}"))
+
+    @app.get("/admin/versions")
+    async def versions() -> list[dict[str, Any]]:
+        return [{"number": v.number, "at_unix": v.at_unix, "why": v.why} for v in control.versions]
+
+    @app.post("/admin/reload")
+    async def reload(request: Request) -> dict[str, Any]:
+        """Reads the configuration file again; changes made here and not in the file are gone then."""
+        return changed(request, "reload", control.reload("admin: reload"))
+
+    @app.post("/admin/rollback")
+    async def rollback(request: Request) -> dict[str, Any]:
+        """Returns to the configuration before this one."""
+        return changed(request, "rollback", control.rollback("admin: rollback"))
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    @app.get("/admin/held")
+    async def held() -> list[dict[str, Any]]:
+        """Requests that are held for dispatch, the oldest first; never their text."""
+        now = control.clock()
+        rows = []
+        for exchange in control.proxy.held():
+            record = exchange.record
+            rows.append(
+                {
+                    "request_id": record.request_id,
+                    "service_class": record.service_class,
+                    "tenant": record.tenant,
+                    "model": record.model,
+                    "prompt_tokens": record.prompt.count,
+                    "waits_s": round(now - record.received_at, 3),
+                }
+            )
+        return sorted(rows, key=lambda row: -float(row["waits_s"]))
+
+    return app
+
+
+def _refusal(request: Request, token: str | None, loopback: bool) -> Response | None:
+    """None: it may pass. A wrong token and no token look alike."""
+    if loopback:
+        if _is_local(request):
+            return None
+        return JSONResponse({"errors": ["without an admin token only loopback is answered"]}, 403)
+    if token is None:
+        return None
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and same_secret(given.strip(), token):
+        return None
+    return JSONResponse({"errors": ["a bearer token is needed"]}, 401, {"www-authenticate": "Bearer"})
+
+
+def _is_local(request: Request) -> bool:
+    """From this host and meant for it: neither forwarded by a proxy here nor sent by a web page of somebody else."""
+    headers = request.headers
+    if request.client is None or request.client.host not in LOOPBACK:
+        return False
+    if "x-forwarded-for" in headers or "forwarded" in headers:
+        return False
+    host = headers.get("host", "")
+    if urlsplit(f"//{host}").hostname not in LOCAL_NAMES:  # a foreign name that was made to resolve to loopback
+        return False
+    return headers.get("origin") in (None, f"http://{host}")

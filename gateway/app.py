@@ -1,0 +1,199 @@
+"""The composition root: builds every object of one gateway process and wires them. Nothing else knows them all.
+
+The proxied paths go straight to the raw ASGI `Proxy`; FastAPI has only the control plane's. `/health` is answered here,
+before either, so that it stays quick whatever they do. Life: `start` on the running loop, `drain` when told to stop
+(not ready, held requests refused, streams finish), `stop` at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.registry import CollectorRegistry
+
+from gateway.admin import Secrets, application
+from gateway.client import Receive, Scope, Send
+from gateway.config import Config
+from gateway.control import Control, first, routing_policy
+from gateway.fleet import Fleet
+from gateway.gauges import Gauges, ReplicaGauges
+from gateway.journal import Journal
+from gateway.lag import LoopLag
+from gateway.metrics import Metrics
+from gateway.proxy import Proxy
+from gateway.record import RequestRecord
+from gateway.replica import Replica
+from gateway.scheduler import Scheduler
+from gateway.tenants import Tenants
+from gateway.watch import Watch
+from policies.core import Balancer
+from policies.model import FleetEvent, Shed
+
+log = logging.getLogger("forebay")
+CONTROL = ("/ready", "/metrics", "/admin", "/docs", "/openapi.json", "/dashboard")
+
+
+def own_version() -> str:
+    try:
+        return version("forebay")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0+source"
+
+
+class Gateway:
+    """One gateway process as an ASGI application. Raises ConfigError or OSError when it cannot be built."""
+
+    def __init__(
+        self,
+        config: Config,
+        path: Path | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        tenants = Tenants.of(config, environ)
+        rng = random.Random(config.policy.seed)
+        self.balancer = Balancer(config.service_classes(), routing_policy(config), config.arm().settings, rng)
+        self.scheduler = Scheduler(self.balancer)
+        self.metrics = Metrics(config.classes, own_version(), self.gauges)
+        self.fleet = Fleet(config.health, self._fleet_event, self._in_flight)
+        self.journal = Journal(config.journal, environ) if config.journal.path else None
+        self.proxy = Proxy(self.scheduler, self.fleet, config, self._finished, tenants, rng)
+        self.watch = Watch(self.fleet, config.health, config.scrape, rng)
+        self.lag = LoopLag()
+        self.control = Control(
+            proxy=self.proxy,
+            scheduler=self.scheduler,
+            fleet=self.fleet,
+            watch=self.watch,
+            metrics=self.metrics,
+            path=path,
+            overrides=overrides or {},
+            versions=[first(config, "start")],
+            environ=environ,
+        )
+        registry = CollectorRegistry()
+        registry.register(self.metrics)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=registry)
+        secrets = Secrets(
+            admin=environ.get(config.admin.token_env) or None,
+            metrics=environ.get(config.metrics.token_env or "") or None,
+        )
+        self.secrets = secrets
+        self.admin = application(self.control, registry, self.gauges, secrets, own_version())
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self.scheduler.start()
+        self.lag.start()
+        for table in self.control.config.replicas:
+            self.fleet.add(Replica.of(table, self.control.environ))
+        self.watch.sync()
+
+    def drain(self) -> None:
+        """Not ready any more; who is held is told to go elsewhere; what runs may finish."""
+        if not self.proxy.draining:
+            self.proxy.draining = True
+            for exchange in self.proxy.held():
+                exchange.on_decision(Shed(exchange.record.request_id, "draining", 1.0))
+
+    @property
+    def open_requests(self) -> int:
+        return len(self.proxy.live)
+
+    async def stop(self) -> None:
+        await self.watch.close()
+        self.lag.stop()
+        self.scheduler.stop()
+        self.proxy.close()
+        if self.journal is not None:
+            self.journal.close()
+
+    # -- ASGI ------------------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            if path == "/health":
+                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+                await send({"type": "http.response.body", "body": b""})
+            elif path.startswith(CONTROL):
+                await self.admin(scope, receive, send)
+            else:
+                await self.proxy(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    # -- wires -----------------------------------------------------------------------------------------------------
+
+    def _fleet_event(self, event: FleetEvent) -> None:
+        self.metrics.event(event)
+        self.scheduler.fleet_event(event)
+
+    def _in_flight(self, replica_id: str) -> int:
+        known = self.balancer.fleet.replicas.get(replica_id)
+        return 0 if known is None else known.ledger.in_flight
+
+    def _finished(self, record: RequestRecord) -> None:
+        record.policy = self.balancer.policy.name
+        self.metrics.record(record)
+        if self.journal is not None:
+            self.journal.write(record)
+
+    def gauges(self) -> Gauges:
+        """Everything that /metrics reads at scrape time."""
+        now = time.monotonic()
+        core = self.balancer.snapshot()
+        held = self.proxy.held()
+        replicas = {}
+        for replica_id in self.fleet.replicas:
+            health = self.fleet.health.records[replica_id]
+            known = core["replicas"].get(replica_id, {})
+            state = self.balancer.fleet.replicas.get(replica_id)
+            scraped = None if state is None else state.scraped
+            replicas[replica_id] = ReplicaGauges(
+                in_flight=known.get("in_flight", 0),
+                prefill_backlog_tokens=known.get("backlog_tokens", 0.0),
+                kv_headroom_tokens=known.get("kv_free_tokens"),
+                available=self.fleet.available(replica_id),
+                phase=health.phase.value,
+                pacing_rate=known.get("pace_rate"),
+                prefill_rate=known.get("prefill_rate"),
+                running=None if scraped is None else scraped.running,
+                waiting=None if scraped is None else scraped.waiting,
+                kv_usage=None if scraped is None else scraped.kv_usage,
+                scrape_age_s=None if scraped is None else now - scraped.at,
+            )
+        return Gauges(
+            replicas=replicas,
+            held_by_class=core["held"],
+            held_bytes=core["held_bytes"],
+            oldest_wait_s=max((now - e.record.received_at for e in held), default=0.0),
+            open_requests=self.open_requests,
+            margins=core["margins"],
+            loop_lag_s=self.lag.mean_s,
+            loop_lag_max_s=self.lag.worst_s(),
+            journal_written=self.journal.written if self.journal else 0,
+            journal_dropped=self.journal.dropped if self.journal else 0,
+            config_version=self.control.versions[-1].number,
+            draining=self.proxy.draining,
+        )

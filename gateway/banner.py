@@ -1,0 +1,61 @@
+"""What `forebay serve` says once it listens, and `forebay check` about a valid file. For people; nothing parses it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import orjson
+from rich.table import Table
+
+from gateway.config import Config
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+
+def greeting(gateway: Gateway, address: str) -> Table:
+    """Where it listens, which replicas it sees, and a line to try it with."""
+    config = gateway.control.config
+    table = settings(config)
+    table.title = f"Forebay listens on {address}"
+    for replica in gateway.fleet.replicas.values():
+        record = gateway.fleet.health.records[replica.id]
+        models = ", ".join(sorted(replica.models)) or "models not known yet"
+        state = "ready" if gateway.fleet.available(replica.id) else f"not ready: {record.reason or record.phase.value}"
+        table.add_row("replica", f"{replica.url}  {state}  [dim]{models}[/dim]")
+    if not gateway.fleet.replicas:
+        table.add_row("replica", "none; add one with POST /admin/fleet")
+    if gateway.secrets.admin is None:
+        table.add_row("admin", f"{address}/admin, loopback only; set {config.admin.token_env} to open it to others")
+    else:
+        table.add_row("admin", f"{address}/admin, with the token of {config.admin.token_env}")
+    table.add_row("more", f"{address}/docs  {address}/metrics  {address}/ready")
+    models = (m.id for r in gateway.fleet.replicas.values() for m in r.models.values() if m.parent is None)
+    model = next(models, "MODEL")
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    line = f"curl {address}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(orjson.dumps(body).decode())}"
+    table.caption = f"Try it:\n{line}"
+    return table
+
+
+def settings(config: Config) -> Table:
+    """What a configuration means, in a few lines."""
+    table = Table(show_header=False, box=None, padding=(0, 2), title="Configuration is valid", title_justify="left")
+    table.caption_justify = "left"
+    arm = config.arm()
+    parts = [
+        name
+        for name, on in (
+            ("admission", arm.settings.admission),
+            ("pacing", arm.settings.pacing),
+            ("working set", arm.settings.working_set),
+        )
+        if on
+    ]
+    table.add_row("policy", f"{arm.policy}, with {', '.join(parts)}" if parts else f"{arm.policy}, dispatched at once")
+    classes = (f"{name} (default)" if name == config.default_class else name for name in config.classes)
+    table.add_row("classes", ", ".join(classes))
+    table.add_row("clients", f"{len(config.tenants)} tenants with keys" if config.tenants else "no key needed")
+    table.add_row("journal", config.journal.path or "none")
+    return table

@@ -1,0 +1,139 @@
+"""The running configuration: changed whole or not at all, kept in versions, told to every part that lives by it.
+
+Whatever can fail (reading, checking, keys, building the policy) is done first; what follows only assigns, between two
+events of the loop, so no request sees half of a configuration. Affinity, ledgers, tenants' levels and open streams
+stay. A change through the admin API and a reload of the file are the same step; the file wins when it is read again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.config import Config, ConfigError, build, load, merged
+from gateway.fleet import Fleet
+from gateway.metrics import Metrics
+from gateway.proxy import Proxy
+from gateway.replica import Replica
+from gateway.scheduler import Scheduler
+from gateway.tenants import Tenants
+from gateway.watch import Watch
+from policies import make
+from policies.policy import RoutingPolicy
+
+log = logging.getLogger("forebay.control")
+AT_START = ("listen", "journal", "metrics", "admin")  # tables that are read once
+
+
+@dataclass(slots=True, frozen=True)
+class Version:
+    number: int
+    at_unix: float
+    why: str
+    config: Config
+
+
+@dataclass(slots=True)
+class Control:
+    """Owner of the versions. `path` and `overrides` are what the gateway was started with."""
+
+    proxy: Proxy
+    scheduler: Scheduler
+    fleet: Fleet
+    watch: Watch
+    metrics: Metrics
+    path: Path | None
+    overrides: Mapping[str, Any]
+    versions: list[Version]
+    environ: Mapping[str, str]
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def config(self) -> Config:
+        return self.versions[-1].config
+
+    def reload(self, why: str) -> list[str]:
+        """Reads the file again. Raises ConfigError and changes nothing when it has a mistake."""
+        if self.path is None:
+            raise ConfigError(["there is no configuration file to read again: the gateway was started without --config"])
+        return self.apply(load(self.path, self.overrides), why)
+
+    def change(self, patch: Mapping[str, Any], why: str) -> list[str]:
+        """Lays tables over the running configuration; lists are replaced. Raises ConfigError, changing nothing."""
+        return self.apply(build(merged(self.config.model_dump(), patch)), why)
+
+    def rollback(self, why: str) -> list[str]:
+        """Returns to the version before; again returns to the one before that. Raises ConfigError when there is none."""
+        if len(self.versions) < 2:
+            raise ConfigError(["there is no earlier configuration to return to"])
+        current, before = self.versions[-1], self.versions[-2]
+        told = self.apply(before.config, why)
+        self.versions[-3:] = [Version(current.number + 1, time.time(), why, before.config)]
+        return told
+
+    def apply(self, config: Config, why: str) -> list[str]:
+        """Makes `config` the running one; answers what changed, one `key: old -> new` per line."""
+        before = self.config
+        changes = list(differences(before.model_dump(), config.model_dump()))
+        tenants = Tenants.of(config, self.environ)
+        wanted = {table.name: (table, Replica.of(table, self.environ)) for table in config.replicas}
+        arm = config.arm()
+        policy = None if config.policy == before.policy else routing_policy(config)
+        # from here on nothing fails
+        tenants.adopt(self.proxy.tenants)
+        self.proxy.configure(config, tenants)
+        now = self.clock()
+        known = {table.name: table for table in before.replicas}
+        for name in [n for n in self.fleet.replicas if n not in wanted or wanted[n][0] != known.get(n)]:
+            self.fleet.remove(name)
+        self.fleet.health.settings = config.health
+        for name, (_, replica) in wanted.items():
+            if name not in self.fleet.replicas:
+                replica.slow_start_s = config.health.slow_start_s
+                self.fleet.add(replica)
+        self.watch.configure(config.health, config.scrape)
+        self.metrics.classes = frozenset(config.classes)
+        self.scheduler.reclass(config.service_classes())
+        if policy is not None:
+            self.scheduler.use(policy)
+        self.scheduler.configure(arm.settings)
+        number = self.versions[-1].number + 1
+        self.versions.append(Version(number, time.time(), why, config))
+        del self.versions[: -config.admin.versions]
+        log.info("configuration %d applied (%s): %s", number, why, "; ".join(changes) or "nothing changed")
+        stale = sorted({line.split(".")[0].split(":")[0] for line in changes} & set(AT_START))
+        if stale:
+            log.warning("%s: takes effect at the next start", ", ".join(stale))
+        return changes
+
+
+def first(config: Config, why: str) -> Version:
+    return Version(1, time.time(), why, config)
+
+
+def routing_policy(config: Config) -> RoutingPolicy:
+    seed = config.policy.seed
+    return make(config.arm().policy, config.policy.settings, random.Random(seed))
+
+
+def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
+    """One line per value that differs; a list is one value."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in {**before, **after}:
+            inner = f"{key}.{name}".lstrip(".")
+            if name not in before:
+                yield f"{inner}: added"
+            elif name not in after:
+                yield f"{inner}: removed"
+            else:
+                yield from differences(before[name], after[name], inner)
+    elif before != after:
+        short = isinstance(before, list) or isinstance(after, list)
+        yield f"{key}: changed" if short else f"{key}: {before} -> {after}"
+
+

@@ -1,0 +1,38 @@
+"""How late the event loop runs its timers: the one honest sign that the gateway itself is the bottleneck.
+
+A timer is set every 100 ms and its lateness measured. Everything on the loop (streams, decisions, scrapes) is at
+least this late, so it is exported, and a loop that is late by more than the pulse interval makes pacing blind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+INTERVAL_S = 0.1
+MEMORY = 0.1  # of the running mean
+
+
+class LoopLag:
+    def __init__(self) -> None:
+        self.mean_s = 0.0
+        self._worst_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(INTERVAL_S, self._rang, loop, loop.time() + INTERVAL_S)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def worst_s(self) -> float:
+        """Worst since the last call."""
+        worst, self._worst_s = self._worst_s, 0.0
+        return worst
+
+    def _rang(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        late_s = max(0.0, loop.time() - due)
+        self.mean_s += MEMORY * (late_s - self.mean_s)
+        self._worst_s = max(self._worst_s, late_s)
+        self._timer = loop.call_later(INTERVAL_S, self._rang, loop, loop.time() + INTERVAL_S)

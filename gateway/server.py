@@ -1,0 +1,102 @@
+"""Runs a `Gateway` on uvicorn: sockets, signals, and an end that loses nothing.
+
+SIGTERM or Ctrl-C: /ready turns 503 and new requests are refused while the port stays open, so that load balancers can
+notice; held requests are told to go elsewhere; streams finish within `drain_s`, then the rest is cut. A second signal
+stops at once. SIGHUP reads the configuration again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import time
+from types import FrameType
+
+import uvicorn
+
+from gateway import wire
+from gateway.app import Gateway
+from gateway.config import Config, ConfigError
+
+log = logging.getLogger("forebay")
+CUT_S = 2  # for streams that are cut at the end of the drain
+
+
+class Server(uvicorn.Server):
+    def __init__(self, gateway: Gateway) -> None:
+        config = gateway.control.config
+        super().__init__(
+            uvicorn.Config(
+                gateway,  # type: ignore[arg-type]
+                loop="uvloop",
+                http=wire.protocol(
+                    max_header_bytes=config.limits.max_header_bytes, body_timeout_s=config.limits.body_timeout_s
+                ),
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=True,
+                proxy_headers=False,
+                backlog=config.listen.backlog_connections,
+                timeout_keep_alive=round(config.listen.keep_alive_s),
+                timeout_graceful_shutdown=CUT_S,
+            )
+        )
+        self.gateway = gateway
+        self._drain_until: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        gc.collect()
+        gc.freeze()  # what exists now stays; scanning it again and again would only delay streams
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + self.gateway.control.config.listen.drain_s
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._drain_until is not None and not self.should_exit:
+            if not self.gateway.proxy.draining:
+                self.gateway.drain()
+                log.info("stopping: %d requests may finish; a second signal stops at once", self.gateway.open_requests)
+            late = time.monotonic() >= self._drain_until
+            if late:
+                log.warning("stopping: %d requests did not finish in time and are cut", self.gateway.open_requests)
+            self.should_exit = late or self.gateway.open_requests == 0
+        return await super().on_tick(counter)
+
+    def _reload(self) -> None:
+        try:
+            self.gateway.control.reload("SIGHUP")
+        except ConfigError as e:
+            for line in e.lines:
+                log.error("reload refused: %s", line)
+
+
+def listen(config: Config) -> socket.socket:
+    """The bound socket. Raises OSError."""
+    host, port = config.listen.host, config.listen.port
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
