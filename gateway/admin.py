@@ -117,7 +117,9 @@ def application(
     async def add(request: Request, replica: dict[str, Any] = Body(...)) -> dict[str, Any]:  # noqa: B008
         """Adds a replica: the keys of a [[replicas]] table, as {"url": "http://10.0.0.7:8000"}."""
         listed = [r.model_dump() for r in control.config.replicas]
-        return changed(request, "replica added", control.change({"replicas": [*listed, replica]}, "admin: replica added"))
+        return changed(
+            request, "replica added", control.change({"replicas": [*listed, replica]}, "admin: replica added")
+        )
 
     @app.delete("/admin/fleet/{replica_id:path}")
     async def remove(request: Request, replica_id: str) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def application(
         clear = policy.pop("clear_index", False)
         lines = control.change({"policy": {"settings": {}, **policy}}, "admin: policy")
         if clear:
-            control.scheduler.forget()
+            control.forget_prefixes()
             lines.append("prefix index: cleared")
         return changed(request, "policy switched", lines)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def greeting(gateway: Gateway, address: str) -> Table:
-    """Where it listens, which replicas it sees, and a line to try it with."""
+    """Where it listens and which replicas it sees."""
     config = gateway.control.config
     table = settings(config)
     table.title = f"Forebay listens on {address}"
@@ -31,18 +31,20 @@ def greeting(gateway: Gateway, address: str) -> Table:
     else:
         table.add_row("admin", f"{address}/admin, with the token of {config.admin.token_env}")
     table.add_row("more", f"{address}/docs  {address}/metrics  {address}/ready")
-    models = (m.id for r in gateway.fleet.replicas.values() for m in r.models.values() if m.parent is None)
-    model = next(models, "MODEL")
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-    line = f"curl {address}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(orjson.dumps(body).decode())}"
-    table.caption = f"Try it:\n{line}"
     return table
+
+
+def example(gateway: Gateway, address: str) -> str:
+    """A line to try it with."""
+    served = (m.id for r in gateway.fleet.replicas.values() for m in r.models.values() if m.parent is None)
+    body = {"model": next(served, "MODEL"), "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    quoted = shlex.quote(orjson.dumps(body).decode())
+    return f"curl -N {address}/v1/chat/completions -H 'content-type: application/json' -d {quoted}"
 
 
 def settings(config: Config) -> Table:
     """What a configuration means, in a few lines."""
     table = Table(show_header=False, box=None, padding=(0, 2), title="Configuration is valid", title_justify="left")
-    table.caption_justify = "left"
     arm = config.arm()
     parts = [
         name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -95,10 +95,11 @@ def check(
 
 async def _greet(gateway: Gateway, address: str) -> None:
     """The banner, once the replicas have had time to answer their first probe."""
-    deadline = time.monotonic() + FIRST_PROBES_S
-    while time.monotonic() < deadline and not gateway.watch.settled:
-        await asyncio.sleep(0.05)
-    Console().print(banner.greeting(gateway, address))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(gateway.watch.settled.wait(), FIRST_PROBES_S)
+    console = Console()
+    console.print(banner.greeting(gateway, address))
+    console.print(banner.example(gateway, address), markup=False, highlight=False, soft_wrap=True)
 
 
 def _mistakes(error: ConfigError) -> NoReturn:

@@ -24,6 +24,7 @@ from gateway.scheduler import Scheduler
 from gateway.tenants import Tenants
 from gateway.watch import Watch
 from policies import make
+from policies.model import Restarted
 from policies.policy import RoutingPolicy
 
 log = logging.getLogger("forebay.control")
@@ -60,7 +61,9 @@ class Control:
     def reload(self, why: str) -> list[str]:
         """Reads the file again. Raises ConfigError and changes nothing when it has a mistake."""
         if self.path is None:
-            raise ConfigError(["there is no configuration file to read again: the gateway was started without --config"])
+            raise ConfigError(
+                ["there is no configuration file to read again: the gateway was started without --config"]
+            )
         return self.apply(load(self.path, self.overrides), why)
 
     def change(self, patch: Mapping[str, Any], why: str) -> list[str]:
@@ -68,13 +71,18 @@ class Control:
         return self.apply(build(merged(self.config.model_dump(), patch)), why)
 
     def rollback(self, why: str) -> list[str]:
-        """Returns to the version before; again returns to the one before that. Raises ConfigError when there is none."""
+        """Returns to the version before; again: to the one before that. Raises ConfigError when there is none."""
         if len(self.versions) < 2:
             raise ConfigError(["there is no earlier configuration to return to"])
         current, before = self.versions[-1], self.versions[-2]
         told = self.apply(before.config, why)
         self.versions[-3:] = [Version(current.number + 1, time.time(), why, before.config)]
         return told
+
+    def forget_prefixes(self) -> None:
+        """Takes every replica's cache as empty: the index of cached prefixes is learnt anew."""
+        for replica_id in self.fleet.replicas:
+            self.scheduler.fleet_event(Restarted(replica_id))
 
     def apply(self, config: Config, why: str) -> list[str]:
         """Makes `config` the running one; answers what changed, one `key: old -> new` per line."""
@@ -87,7 +95,6 @@ class Control:
         # from here on nothing fails
         tenants.adopt(self.proxy.tenants)
         self.proxy.configure(config, tenants)
-        now = self.clock()
         known = {table.name: table for table in before.replicas}
         for name in [n for n in self.fleet.replicas if n not in wanted or wanted[n][0] != known.get(n)]:
             self.fleet.remove(name)
@@ -135,5 +142,3 @@ def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
     elif before != after:
         short = isinstance(before, list) or isinstance(after, list)
         yield f"{key}: changed" if short else f"{key}: {before} -> {after}"
-
-

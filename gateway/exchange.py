@@ -54,6 +54,7 @@ class Exchange:
         self._decision: Decision | None = None
         self._result: Result | None = None
         self._gone = False
+        self._deciding = False
         self._waiter: asyncio.Future[None] | None = None
         self._connecting: asyncio.Task[object] | None = None
         self._usage: Usage | None = None
@@ -119,9 +120,16 @@ class Exchange:
         admission.failed(self, failure.outcome)
         return not isinstance(self._decision, Shed)
 
+    @property
+    def held(self) -> bool:
+        """Whether it waits for a decision: never dispatched, or taken back."""
+        return self._deciding and self._decision is None
+
     async def _decided(self) -> Decision:
+        self._deciding = True
         while self._decision is None:
             await self._sleep()
+        self._deciding = False
         decision, self._decision = self._decision, None
         return decision
 

@@ -144,6 +144,7 @@ class FleetHealth:
             return []
         r.failed_probes += 1
         if r.phase is Phase.STARTING:
+            r.reason = failure.value
             return []
         if failure in HARD or r.failed_probes >= self.settings.probe_failures:
             return self._eject(replica_id, r, failure, now)

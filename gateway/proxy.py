@@ -192,6 +192,10 @@ class Proxy:
             return retry.FIRST_EVENT_TIMEOUT if times.answer_s is not None and silent_s > times.answer_s else None
         return retry.IDLE_TIMEOUT if silent_s > times.idle_s else None
 
+    def held(self) -> list[Exchange]:
+        """Open requests that wait for a decision."""
+        return [exchange for exchange in self.live if exchange.held]
+
     # -- life ----------------------------------------------------------------------------------------------------
 
     def on_tick(self, now: float) -> bool:

@@ -12,12 +12,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from gateway.pulses import Meter
 from policies.core import Balancer
-from policies.model import Abort, Decision, FleetEvent, Hold, Outcome, Removed, Request, Scraped, Shed, Usage
+from policies.model import (
+    Abort,
+    Added,
+    Decision,
+    FleetEvent,
+    Hold,
+    Outcome,
+    Removed,
+    Request,
+    Scraped,
+    ServiceClass,
+    Shed,
+    Usage,
+)
+from policies.policy import RoutingPolicy
 from policies.settings import Settings
 
 TICK_S = 0.05
@@ -125,6 +139,17 @@ class Scheduler:
 
     def configure(self, settings: Settings) -> None:
         self._apply(self.balancer.configure(settings, self.clock()))
+
+    def reclass(self, classes: Mapping[str, ServiceClass]) -> None:
+        """New service classes; open requests keep the objectives they came with."""
+        self.balancer.classes = dict(classes)
+
+    def use(self, policy: RoutingPolicy) -> None:
+        """Another routing policy from the next decision on. It is told of the replicas and learns the rest."""
+        self.balancer.policy = policy
+        now = self.clock()
+        for replica in self.balancer.fleet.replicas.values():
+            policy.observe(Added(replica.id, replica.models, replica.adapters_served, replica.view.weight), now)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

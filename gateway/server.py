@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
         config = gateway.control.config
         super().__init__(
             uvicorn.Config(
-                gateway,  # type: ignore[arg-type]
+                gateway,
                 loop="uvloop",
                 http=wire.protocol(
                     max_header_bytes=config.limits.max_header_bytes, body_timeout_s=config.limits.body_timeout_s
@@ -84,7 +84,9 @@ class Server(uvicorn.Server):
 def listen(config: Config) -> socket.socket:
     """The bound socket. Raises OSError."""
     host, port = config.listen.host, config.listen.port
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

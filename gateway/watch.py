@@ -42,6 +42,7 @@ class Watch:
         self._clock = clock
         self._tasks: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
         self._probed: set[str] = set()
+        self.settled = asyncio.Event()  # every replica has answered, or failed, its first probe
         self._troubles: dict[tuple[str, str], str] = {}
         self._models_read_at: dict[str, float] = {}
 
@@ -58,11 +59,6 @@ class Watch:
                 task = asyncio.create_task(self._watch(replica), name=f"watch {replica.id}")
                 task.add_done_callback(_report)
                 self._tasks[replica.id] = (replica, task)
-
-    @property
-    def settled(self) -> bool:
-        """Whether every replica has answered, or failed, its first probe."""
-        return self._probed >= self._tasks.keys()
 
     def configure(self, health: Health, scraping: Scrape) -> None:
         """New intervals, and whatever changed in the fleet."""
@@ -91,6 +87,8 @@ class Watch:
             self._fleet.probed(replica.id, failure)
             self._fleet.wake()
             self._probed.add(replica.id)
+            if self._probed >= self._tasks.keys():
+                self.settled.set()
             if self._fleet.health.wants_canary(replica.id, self._clock()):
                 self._fleet.canaried(replica.id, await probe.token(http, replica, s.canary_timeout_s))
             await self._pause(s.probe_interval_s)
