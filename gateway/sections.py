@@ -189,7 +189,7 @@ class Tenant(Table):
 
 
 class PolicyTable(Table):
-    name: str = "least_request"
+    name: str = "forebay"
     """Routing policy, as NAME or NAME+admission+pacing; see admission.enabled and pacing.enabled."""
     settings: dict[str, Any] = {}
     """Settings of that policy, as its documentation names them."""

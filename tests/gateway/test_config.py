@@ -64,7 +64,7 @@ MISTAKES = {
     TENANT + TENANT.replace("tenants.a", "tenants.b"): (
         "tenants.b.keys_sha256[0]: is also a key of tenant a; a key has one tenant"
     ),
-    '[policy]\nname = "robin"': 'policy.name = "robin": must be one of round_robin, ',
+    '[policy]\nname = "robin"': 'policy.name = "robin": must be one of ',
     '[policy]\nname = "round_robin+x"': "policy.name = \"round_robin+x\": arm 'round_robin+x': unknown suffix 'x'",
     '[policy]\nname = "round_robin"\n[policy.settings]\nx = 1': (
         "policy.settings: policy 'round_robin' has no parameter 'x'"
