@@ -8,6 +8,7 @@ Requests that never got an answer have no output length: they ask for the median
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -21,7 +22,7 @@ CHUNK_BYTES = 256
 
 
 def recognises(trace: Trace) -> bool:
-    return {"received_at", "chain"} <= trace.head_object.keys()
+    return {"received_unix", "chain"} <= trace.head_object.keys()
 
 
 def read(trace: Trace) -> Source:
@@ -29,7 +30,7 @@ def read(trace: Trace) -> Source:
     unknown: list[int] = []
     left_out = 0
     for line, value in trace.objects():
-        if str(value.get("kind") or value.get("endpoint") or "generate") not in ("generate", "chat", "completions"):
+        if value.get("kind", "generate") != "generate" or value.get("client_retry"):
             left_out += 1
             continue
         prompt = count(value.get("prompt_tokens"))
@@ -41,32 +42,33 @@ def read(trace: Trace) -> Source:
         output = count(value.get("completion_tokens"))
         if not output:
             unknown.append(len(rows))
-        at = trace.real(line, "received_at", value.get("received_at"))
-        chain = [item if isinstance(item, int) else int(str(item), 16) for item in value.get("chain") or ()]
+        at = trace.real(line, "received_unix", value.get("received_unix"))
+        chain = [trace.whole(line, "chain", item) for item in value.get("chain") or ()]
         blocks = _blocks(chain, prompt, max(size, prompt) / prompt, line)
-        name = str(value.get("class") or value.get("service_class") or "interactive")
-        tenant = value.get("tenant")
-        rows.append(Row(0, at, prompt, output or 1, blocks, service_class=name, tenant=str(tenant) if tenant else None))
+        name = str(value.get("service_class") or "standard")
+        rows.append(
+            Row(
+                0, at, prompt, output or 1, blocks, value.get("session"), service_class=name,
+                tenant=value.get("tenant"), adapter=value.get("adapter"),
+            )
+        )  # fmt: skip
     if not rows:
         raise trace.wrong(1, "no generating request in this journal")
     known = [r.output_tokens for i, r in enumerate(rows) if i not in set(unknown)]
     fill = round(median(known)) if known else 100
     for i in unknown:
-        r = rows[i]
-        rows[i] = Row(0, r.at_s, r.prompt_tokens, fill, r.blocks, service_class=r.service_class, tenant=r.tenant)
+        rows[i] = replace(rows[i], output_tokens=fill)
     moved, last = rebased(rows)
     notes = (
         f"{len(unknown)} requests without an answer ask for the median of {fill} tokens",
-        f"{left_out} lines that generate nothing left out",
+        f"{left_out} lines left out: they generate nothing, or repeat a request the client sent before",
     )
     return Source("journal", moved, last, BLOCK_TOKENS, 0.0, trace.name, trace.sha256, notes)
 
 
 def count(value: Any) -> int | None:
-    """A token count, written as a number or as [number, source] or {"value": number, "source": ...}."""
-    if isinstance(value, dict):
-        value = value.get("value", value.get("count"))
-    elif isinstance(value, list):
+    """A token count of the journal, written as [number or null, source]."""
+    if isinstance(value, list):
         value = value[0] if value else None
     return int(value) if isinstance(value, int | float) else None
 
