@@ -50,8 +50,12 @@ def offer(
     form: str | None = None,
     thin_to: float = 1.0,
     longest_prompt: int | None = None,
+    classes: Mapping[str, ServiceClass] | None = None,
 ) -> Offer:
-    """Raises ScheduleError naming the option, its value and what would be right."""
+    """`classes` of a configuration stand over the built-in ones.
+
+    Raises ScheduleError naming the option, its value and what would be right.
+    """
     if (workload is None) == (trace is None):
         raise ScheduleError("give either --workload NAME or --trace FILE")
     if not window_s > 0.0:
@@ -71,13 +75,13 @@ def offer(
             source = cap_prompts(source, longest_prompt)
     elif thin_to < 1.0 or longest_prompt is not None:
         raise ScheduleError(f"--thin and --longest-prompt are for traces; {source.name} is generated, use --load")
-    classes = dict(CLASSES)
+    judged = {**CLASSES, **(classes or {})}
     for text in objectives:
-        classes = with_objective(classes, text)
-    drain = source.longest_s(classes) if drain_s is None else drain_s
+        judged = with_objective(judged, text)
+    drain = source.longest_s(judged) if drain_s is None else drain_s
     if drain < 0.0:
         raise ScheduleError(f"--drain {drain:g}: at least 0 seconds would be right")
-    return Offer(source, classes, window_s, drain)
+    return Offer(source, judged, window_s, drain)
 
 
 def with_objective(classes: Mapping[str, ServiceClass], text: str) -> dict[str, ServiceClass]:

@@ -1,0 +1,74 @@
+"""The simulated gateways: their cores, the requests they hand to them, and what they tell each other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from loadtests.chains import Chains
+from loadtests.schedule import Row, Schedule
+from loadtests.seeds import mix, name_id
+from loadtests.simreplica import SimReplica
+from policies.core import Balancer
+from policies.model import PeerLoad, Request, ServiceClass
+from policies.policy import RoutingPolicy
+from policies.settings import Settings
+
+
+def balancers(
+    policy: Callable[[random.Random], RoutingPolicy],
+    classes: Mapping[str, ServiceClass],
+    settings: Settings,
+    gateways: int,
+    seed: int,
+) -> list[Balancer]:
+    """One core per gateway, each with its own policy and its own source of chance."""
+    cores = []
+    for gateway in range(gateways):
+        rng = random.Random(mix(seed, name_id("gateway"), gateway))
+        cores.append(Balancer(dict(classes), policy(rng), settings, rng))
+    return cores
+
+
+class RequestMaker:
+    """Schedule rows as a gateway would see them: lengths in bytes, a chain, objectives, nothing about the answer."""
+
+    def __init__(self, schedule: Schedule, shared_index: bool = False) -> None:
+        self.schedule = schedule
+        self.shared_index = shared_index
+        self.chains = Chains(schedule.block_tokens)
+        self.expect: Callable[[Row], int] | None = None  # expected output tokens; None: nobody knows
+
+    def request(self, row: Row, now: float) -> Request:
+        bounds = self.schedule.objectives(row)
+        return Request(
+            id=str(row.id),
+            adapter=row.adapter,
+            tenant=row.tenant,
+            session=row.session,
+            service_class=row.service_class,
+            received_at=now,
+            ttft_deadline=None if bounds.ttft_s is None else now + bounds.ttft_s,
+            tpot_s=bounds.tpot_s,
+            itl_s=bounds.itl_s,
+            deadline=None if bounds.e2e_s is None else now + bounds.e2e_s,
+            prompt_bytes=row.prompt_tokens * self.chains.bytes_per_token,
+            prompt_tokens=row.prompt_tokens,
+            chain=self.chains.of(row),
+            text=lambda: self.chains.text(row),
+            expected_tokens=0 if self.expect is None else self.expect(row),
+            shared_depth=self.chains.shared_depth(row, now) if self.shared_index else {},
+        )
+
+
+def peer_load(cores: Sequence[Balancer], replica: SimReplica, gateway: int, now: float) -> PeerLoad:
+    """What all other gateways have on a replica, as their registers would add up."""
+    others: list[Any] = [f for f in replica.open.values() if f.gateway != gateway]
+    return PeerLoad(
+        replica.id,
+        len(others),
+        sum(core.backlog_tokens(replica.id, now) for g, core in enumerate(cores) if g != gateway),
+        sum(f.row.prompt_tokens for f in others),
+        now,
+    )
