@@ -130,6 +130,10 @@ class Engine(Scheduler):
     def unfinished(self) -> int:
         return len(self.running) + len(self._waiting)
 
+    def waiting_jobs(self) -> list[Job]:
+        """The queue, head first."""
+        return list(self._waiting)
+
     def outputs(self, job: Job, tick: int | None = None) -> int:
         """Tokens of `job` sampled by the end of step `tick` (default: of the last step that ended)."""
         if job.id in self._decodes.jobs:
