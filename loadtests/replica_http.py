@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import deque
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs
 
 import httptools
@@ -119,8 +119,7 @@ class ReplicaProtocol(asyncio.Protocol):
     # -- asyncio ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.routes.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
