@@ -1,7 +1,7 @@
 """What `forebay simulate` prints: one table per load, arms as rows; seeds are pooled only where that is right.
 
-Counts are summed over seeds, rates and shares averaged (equal windows), percentiles shown as the range over seeds:
-a percentile of one run is a number, their mean is not one. Differences are paired by seed.
+Counts are summed over seeds, rates and shares averaged (equal windows), of percentiles the worst seed is shown: a
+percentile of one run is a number, the mean of several is not one. Differences are paired by seed; a star excludes 0.
 """
 
 from __future__ import annotations
@@ -22,51 +22,52 @@ def print_load(console: Console, load: float, runs: Sequence[Run], comparisons: 
     """All that is known about one load."""
     arms = list(dict.fromkeys(r["policy"] for r in runs))
     by_arm = {arm: [r for r in runs if r["policy"] == arm] for arm in arms}
-    console.print(_main(load, by_arm, comparisons, offered))
+    console.print(_goodput(load, by_arm, comparisons, offered))
+    console.print(_latency(by_arm))
+    console.print(_work(by_arm))
     console.print(_partition(by_arm))
     console.print(_buckets(by_arm))
 
 
-def _main(load: float, by_arm: Mapping[str, Sequence[Run]], comparisons: Sequence[Run], offered: str) -> Table:
+def _goodput(load: float, by_arm: Mapping[str, Sequence[Run]], comparisons: Sequence[Run], offered: str) -> Table:
     table = _table(f"load {load:g}: {offered}")
-    for name in (
-        "arm",
-        "goodput /s",
-        "good/W /s",
-        "attainment",
-        "shed",
-        "late",
-        "fair",
-        "TTFT p50",
-        "p90",
-        "p99",
-        "TPOT p50",
-        "p90",
-        "p99",
-        "n",
-        "cached",
-        "good prompt tok/s",
-        "imbalance",
-        "difference /s",
-    ):
-        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)  # fmt: skip
+    _columns(table, "arm", "goodput /s", "attained", "shed", "late", "fair", "difference /s")
     for arm, runs in by_arm.items():
         against = next((c for c in comparisons if c["b"] == arm), None)
         table.add_row(
             arm,
             f"{_mean(runs, 'goodput_rps'):.3f}",
-            f"{_mean(runs, 'good_per_window_rps'):.3f}",
             f"{_mean(runs, 'attainment'):.1%}",
             str(_sum(runs, "shed")),
             str(_sum(runs, "late_complete")),
             _fair(runs),
-            *(_range(runs, "ttft_s", q) for q in ("p50", "p90", "p99")),
-            *(_range(runs, "tpot_s", q) for q in ("p50", "p90", "p99")),
-            str(sum(r["ttft_s"]["n"] for r in runs)),
-            _cached(runs),
-            f"{_mean(runs, 'good_prompt_tokens_per_s'):,.0f}",
-            _number(_mean(runs, "imbalance")),
             DASH if against is None else difference(against),
+        )
+    return table
+
+
+def _latency(by_arm: Mapping[str, Sequence[Run]]) -> Table:
+    table = _table("TTFT | TPOT of complete answers, the worst seed of each (n over all seeds)")
+    _columns(table, "arm", "p50", "p90", "p99", "| p50", "p90", "p99", "n")
+    for arm, runs in by_arm.items():
+        quantiles = ("p50", "p90", "p99")
+        cells = [_worst(runs, name, q) for name in ("ttft_s", "tpot_s") for q in quantiles]
+        table.add_row(arm, *cells, str(sum(r["ttft_s"]["n"] for r in runs)))
+    return table
+
+
+def _work(by_arm: Mapping[str, Sequence[Run]]) -> Table:
+    table = _table("cached share of prompt tokens and its ceiling, work, balance (1 is even)")
+    _columns(table, "arm", "cached / ceiling", "good/W", "good prompt", "output tok/s", "balance", "preempted")
+    for arm, runs in by_arm.items():
+        table.add_row(
+            arm,
+            _cached(runs),
+            f"{_mean(runs, 'good_per_window_rps'):.3f}",
+            f"{_mean(runs, 'good_prompt_tokens_per_s'):,.0f}",
+            f"{_mean(runs, 'output_tokens_per_s'):,.0f}",
+            _number(_mean(runs, "imbalance")),
+            str(_sum(runs, "preemptions")),
         )
     return table
 
@@ -112,6 +113,12 @@ def difference(comparison: Run) -> str:
     return f"{found['estimate']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]{star}"
 
 
+def _columns(table: Table, first: str, *others: str) -> None:
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=name.startswith("difference"))
+
+
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
 
@@ -129,12 +136,9 @@ def _number(value: float) -> str:
     return DASH if value != value else f"{value:.2f}"
 
 
-def _range(runs: Sequence[Run], field: str, q: str) -> str:
-    values = sorted(r[field][q] for r in runs if r[field][q] is not None)
-    if not values:
-        return DASH
-    low, high = _seconds(values[0]), _seconds(values[-1])
-    return low if low == high else f"{low}-{high}"
+def _worst(runs: Sequence[Run], field: str, q: str) -> str:
+    values = [r[field][q] for r in runs if r[field][q] is not None]
+    return _seconds(max(values)) if values else DASH
 
 
 def _seconds(value: float) -> str:
@@ -151,4 +155,4 @@ def _cached(runs: Sequence[Run]) -> str:
     ceilings = [r["reuse"]["ceiling"] for r in runs if r["reuse"]["ceiling"] is not None]
     if not shares or not ceilings:
         return DASH
-    return f"{sum(shares) / len(shares):.1%} of {sum(ceilings) / len(ceilings):.1%}"
+    return f"{sum(shares) / len(shares):.1%} / {sum(ceilings) / len(ceilings):.1%}"
