@@ -12,6 +12,7 @@ from loadtests.seeds import mix, name_id
 
 CHUNK_BYTES = 256
 CHAIN_BYTES = 128 * 1024  # hashed before dispatch, at most
+ODD, MASK = 0x9E3779B97F4A7C15, (1 << 63) - 1
 SHARED_S = 180.0
 SHARED_HOLDERS = 4
 
@@ -37,7 +38,8 @@ class Chains:
                 key = block ^ salt
                 part = self._cache.get(key)
                 if part is None:
-                    part = self._cache[key] = tuple(mix(key, i) for i in range(self._per_block))
+                    base = mix(key)
+                    part = self._cache[key] = tuple([(base + i * ODD) & MASK for i in range(self._per_block)])
                 out += part
             return tuple(out[:full])
         ends = ((i + 1) * CHUNK_BYTES - 1 for i in range(full))

@@ -15,6 +15,8 @@ from policies.model import PeerLoad, Request, ServiceClass
 from policies.policy import RoutingPolicy
 from policies.settings import Settings
 
+PEER_S = 0.1  # how often gateways tell each other their load
+
 
 def balancers(
     policy: Callable[[random.Random], RoutingPolicy],

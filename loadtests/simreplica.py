@@ -8,11 +8,14 @@ a stack of (end, duration) with falling durations answers that in O(log n).
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from loadtests.engine import Engine, EngineConfig, Job
 from loadtests.record import Record
 from loadtests.schedule import Row
+from policies.core import Balancer
 from policies.model import Pulse, Request, Scraped
 
 NEAR = 0.85  # of the TPOT objective
@@ -34,6 +37,16 @@ class Flight:
     stalled_at: float | None = None  # last token before a preemption
     gap_s: float = 0.0  # longest stall
     over: bool = False
+    began_at: float = 0.0  # first token, again
+    objective_s: float = inf  # of TPOT; none is endless
+    near_s: float = -inf  # slack below which the stream counts as near its objective
+
+    def start(self, now: float) -> None:
+        """Its first token."""
+        self.first_at = self.began_at = self.record.first_s = now
+        if self.request.tpot_s is not None:
+            self.objective_s = self.request.tpot_s
+            self.near_s = (1.0 - NEAR) * self.request.tpot_s
 
 
 @dataclass(slots=True)
@@ -77,25 +90,26 @@ class SimReplica:
         """Start stepping after an idle time; what came before is no gap."""
         self._seen_tick = self.engine.progress(now)[0]
         self._seen_at = now
-        self.engine.step(now, float("inf"))
+        self.engine.step(now, inf)
 
-    def account(self, now: float, prefilling: list[bool]) -> None:
-        """Count the gaps of all steps that have ended by `now`."""
+    def account(self, now: float, cores: Sequence[Balancer]) -> int:
+        """Count the gaps of all steps that have ended by `now`; answers the number of the last one."""
         tick, end = self.engine.progress(now)
         steps = tick - self._seen_tick
         if steps <= 0:
-            return
+            return tick
         lasted = end - self._seen_at
         each = lasted / steps
-        for streams, gaps, busy in zip(self.live, self.gaps, prefilling, strict=True):
-            if streams:
-                count = len(streams)
-                if busy:
-                    gaps.busy += count * steps
-                    gaps.busy_s += count * lasted
-                else:
-                    gaps.idle += count * steps
-                    gaps.idle_s += count * lasted
+        for streams, gaps, core in zip(self.live, self.gaps, cores, strict=True):
+            count = len(streams)
+            if not count:
+                continue
+            if core.prefilling(self.id):
+                gaps.busy += count * steps
+                gaps.busy_s += count * lasted
+            else:
+                gaps.idle += count * steps
+                gaps.idle_s += count * lasted
         ends, durations = self._ends, self._durations
         while durations and durations[-1] <= each:
             durations.pop()
@@ -103,32 +117,31 @@ class SimReplica:
         ends.append(end)
         durations.append(each)
         self._seen_tick, self._seen_at = tick, end
+        return tick
 
     def longest_gap_s(self, since: float) -> float:
         """Longest step that ended after `since`."""
         at = bisect_right(self._ends, since)
         return self._durations[at] if at < len(self._durations) else 0.0
 
-    def pulse(self, gateway: int, now: float) -> Pulse:
-        """What this gateway's streams did since the last pulse; call `account` first."""
+    def pulse(self, gateway: int, now: float, tick: int) -> Pulse:
+        """What this gateway's streams did since the last pulse; `tick` is what `account` answered."""
         gaps, self.gaps[gateway] = self.gaps[gateway], Gaps()
-        tick = self.engine.progress(now)[0]
-        near, slack = 0, None
-        for flight in self.live[gateway].values():
-            job, objective, first = flight.job, flight.request.tpot_s, flight.first_at
-            assert job is not None
-            assert first is not None
-            if objective is None:
-                continue
-            tokens = job.offset + tick - job.prompt_tokens + 1 if job.finish_tick >= 0 else job.outputs
+        near, slack = 0, inf
+        streams = self.live[gateway]
+        for flight in streams.values():
+            objective = flight.objective_s
+            job = flight.job
+            tokens = job.offset + tick - job.prompt_tokens + 1 if job.finish_tick >= 0 else job.outputs  # type: ignore[union-attr]
             if tokens < 1:
                 continue
-            left = objective - (now - first) / tokens
-            if slack is None or left < slack:
+            left = objective - (now - flight.began_at) / tokens
+            if left < slack:
                 slack = left
-            if tokens >= FEW_TOKENS and left < (1.0 - NEAR) * objective:
+            if left < flight.near_s and tokens >= FEW_TOKENS:
                 near += 1
-        return Pulse(len(self.live[gateway]), near, slack, gaps.idle, gaps.idle_s, gaps.busy, gaps.busy_s)
+        least = slack if slack < inf else None
+        return Pulse(len(streams), near, least, gaps.idle, gaps.idle_s, gaps.busy, gaps.busy_s)
 
     def scrape(self, values_at: float, read_at: float) -> Scraped:
         """What `/metrics` shows; the gauges are of the end of the engine's last step."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from loadtests.books import check
 from loadtests.engine import Job
-from loadtests.gateways import RequestMaker, peer_load
+from loadtests.gateways import PEER_S, RequestMaker, peer_load
 from loadtests.incidents import happen
 from loadtests.record import Record
 from loadtests.results import ConservationError
@@ -39,7 +39,7 @@ from policies.model import (
 from policies.objectives import Partition, Timing, judge
 
 ARRIVE, STEP, PULSE, SCRAPE, DELIVER, WAKE, INCIDENT, PATIENCE, PEERS = range(9)
-PEER_S = 0.1
+LAZY_S = 0.5
 
 
 @dataclass
@@ -68,6 +68,8 @@ class Simulation:
         self.flights: dict[str, Flight] = {}
         self.maker = RequestMaker(schedule, scenario.shared_index)
         self.out = Outcomes([])
+        # who does not pace reads only the sums of gaps, and those are the same however often they are told
+        self.pulse_s = scenario.pulse_s if any(c.settings.pacing for c in cores) else max(scenario.pulse_s, LAZY_S)
         self.progress: Callable[[float], None] | None = None  # told the virtual time now and then
         self._heap: list[tuple[float, int, int, Any]] = []
         self._seq = 0
@@ -88,7 +90,7 @@ class Simulation:
             self._records[row.id] = Record.of(row, row.id in self._counted)
             if row.at_s is not None:
                 self.push(row.at_s, ARRIVE, row)
-        self.push(now + self.scenario.pulse_s, PULSE, None)
+        self.push(now + self.pulse_s, PULSE, None)
         self.push(now + self.scenario.scrape_s, SCRAPE, None)
         if self.scenario.peers and len(self.cores) > 1:
             self.push(now + PEER_S, PEERS, None)
@@ -250,7 +252,7 @@ class Simulation:
         replica.event_end = end
 
     def account(self, replica: SimReplica, now: float) -> None:
-        replica.account(now, [core.prefilling(replica.id) for core in self.cores])
+        replica.account(now, self.cores)
 
     def _step(self, payload: Any, now: float) -> None:
         replica, engine = payload
@@ -275,7 +277,7 @@ class Simulation:
             self._answered(job.tag, replica, now)
 
     def _first_token(self, flight: Flight, replica: SimReplica, now: float) -> None:
-        flight.first_at = flight.record.first_s = now
+        flight.start(now)
         assert flight.job is not None
         flight.record.cached_tokens = flight.job.cached_tokens
         flight.record.served_prompt_tokens = flight.row.prompt_tokens
@@ -320,12 +322,16 @@ class Simulation:
         for replica in self.replicas.values():
             if not any(replica.live) and not any(g.idle or g.busy for g in replica.gaps):
                 continue
-            self.account(replica, now)
+            tick = replica.account(now, self.cores)
             for g, core in enumerate(self.cores):
                 gaps = replica.gaps[g]
                 if replica.live[g] or gaps.idle or gaps.busy:
-                    self.decide(g, core.pulse(replica.id, replica.pulse(g, now), now), now)
-        self.push(now + self.scenario.pulse_s, PULSE, None)
+                    decisions = core.pulse(replica.id, replica.pulse(g, now, tick), now)
+                    if decisions:
+                        self.decide(g, decisions, now)
+        for g in range(len(self.cores)):
+            self._arm(g)
+        self.push(now + self.pulse_s, PULSE, None)
 
     def _scrape(self, _: Any, now: float) -> None:
         age = self.scenario.scrape_age_s
