@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from loadtests.chains import Chains
@@ -40,7 +41,27 @@ class RequestMaker:
         self.schedule = schedule
         self.shared_index = shared_index
         self.chains = Chains(schedule.block_tokens)
+        self.following = {  # a turn -> the closed-loop turn that waits for its answer
+            turn.id: after
+            for turns in schedule.sessions.values()
+            for turn, after in pairwise(turns)
+            if after.at_s is None
+        }
         self.expect: Callable[[Row], int] | None = None  # expected output tokens; None: nobody knows
+
+    def held_after(self, row: Row) -> tuple[int, ...]:
+        """Ids of the blocks an engine holds when it has answered: the prompt's, and the answer's as far as known.
+
+        A client sends the answer back in its next turn, so the next prompt's ids name the answer's full blocks. In a
+        trace without sessions nobody knows which row that is: there an answer is never hit.
+        """
+        after, size = self.following.get(row.id), self.schedule.block_tokens
+        if after is None:
+            return row.blocks
+        full, filled = row.prompt_tokens // size, (row.prompt_tokens + row.output_tokens) // size
+        if after.blocks[:full] != row.blocks[:full] or filled < len(row.blocks):
+            return row.blocks
+        return after.blocks[:filled]
 
     def request(self, row: Row, now: float) -> Request:
         bounds = self.schedule.objectives(row)

@@ -178,7 +178,7 @@ class Simulation:
             f"{row.id}.{flight.attempts}",
             row.prompt_tokens,
             row.output_tokens,
-            row.blocks,
+            self.maker.held_after(row),
             adapter=row.adapter,
             tag=flight,
         )
@@ -228,12 +228,9 @@ class Simulation:
         record.end_s = now
         flight.over = True
         del self.flights[flight.request.id]
-        session = flight.row.session
-        if session is not None and record.complete:
-            rows = self.schedule.sessions[session]
-            at = next(i for i, r in enumerate(rows) if r.id == flight.row.id) + 1
-            if at < len(rows) and rows[at].at_s is None:
-                self.push(now + rows[at].think_s, ARRIVE, rows[at])
+        following = self.maker.following.get(flight.row.id)
+        if following is not None and record.complete:
+            self.push(now + following.think_s, ARRIVE, following)
 
     # -- replicas ----------------------------------------------------------------------------------------------
 

@@ -100,6 +100,13 @@ def test_a_later_turn_comes_its_think_time_after_the_answer() -> None:
     assert records[1].partition is Partition.GOOD
 
 
+def test_the_next_turn_hits_the_answer_that_it_sends_back() -> None:
+    first = Row(0, 0.0, 64, 65, (1,), "s")  # 64 + 65 tokens: two full blocks, the second one is the answer's
+    second = Row(1, None, 192, 5, (1, 2, 3), "s", 1, 1.0)
+    records = run(schedule((first, second))).records
+    assert records[1].cached_tokens == 128
+
+
 def test_turns_behind_a_failed_turn_fail_too_and_stay_in_the_denominator() -> None:
     long = Row(0, 0.0, 20_000, 5, tuple(range(313)), "s")  # does not fit the context: refused with 400
     later = [Row(i, None, 64, 5, (5000 + i,), "s", i, 1.0) for i in (1, 2)]
