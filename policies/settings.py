@@ -39,6 +39,7 @@ class Settings:
     pace_up: float = 0.004
     pace_floor: float = 0.25
     pace_cap: float = 1.2
+    pace_least: float = 0.05  # share of time in prefill that is always allowed
 
     # KV and working set
     kv_limit: float = 0.92  # share of KV tokens interactive work may fill

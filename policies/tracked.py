@@ -1,0 +1,43 @@
+"""One open request as the core follows it: held here, or dispatched to a replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from policies.ledger import Charge
+from policies.model import Request, ServiceClass
+
+if TYPE_CHECKING:
+    from policies.fleet_state import Replica
+    from policies.queue import Flow
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """Dispatched when `replica` is set, held when `flow` is set; never both."""
+
+    request: Request
+    service_class: ServiceClass
+    # dispatched
+    replica: Replica | None = None
+    charge: Charge | None = None
+    predicted_ttft_s: float = 0.0
+    service_s: float = 0.0  # predicted prefill seconds of this request alone
+    cached_tokens: float = 0.0  # predicted
+    started: bool = False  # its first token was seen
+    attempts: int = 0
+    tried: set[str] = field(default_factory=set)
+    # held
+    flow: Flow | None = None
+    due: float = 0.0  # what the queue is ordered by
+    seq: int = 0
+    latest_start: float = float("inf")
+    preferred: Replica | None = None  # where it would go now; its work is parked there
+    looked_at: float = float("-inf")
+    parked_s: float = 0.0
+    newcomer: bool = False  # first turn of a conversation the working set has not admitted
+
+    @property
+    def held(self) -> bool:
+        return self.flow is not None
