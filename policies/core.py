@@ -1,35 +1,31 @@
 """The Balancer: events in, decisions out. Everything else in the gateway only delivers events to it.
 
-Each request is charged to a ledger when it is dispatched, before any I/O, and leaves by exactly one of
-completed, shed or cancelled; events that come late, twice or for unknown requests change nothing.
-Order is deterministic: the same seed and the same events give the same decisions.
+Each request is charged to a ledger when it is dispatched, before any I/O, and leaves by exactly one of completed,
+shed or cancelled; events that come late, twice or for unknown requests change nothing. Bare policies dispatch at once;
+with admission or pacing requests are bound late (`binding.py`). Order is deterministic: the same seed and the
+same events give the same decisions. One per gateway process; not thread-safe; it never blocks.
 """
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import Any
 
+from policies.binding import LateBinding
 from policies.classes import by_name
-from policies.fleet_state import Fleet, Pool, Replica
-from policies.ledger import Charge
+from policies.dispatching import Dispatcher
+from policies.fleet_state import Replica
 from policies.model import (
     Abort,
     Added,
-    Alternative,
-    Completed,
     Decision,
-    Dispatch,
-    Dispatched,
     Draining,
     Ejected,
-    FirstToken,
     FleetEvent,
-    Hold,
     Outcome,
     PeerLoad,
-    Prediction,
     Pulse,
     Removed,
     Request,
@@ -41,28 +37,14 @@ from policies.model import (
     Usage,
 )
 from policies.policy import RoutingPolicy
-from policies.predictor import Margin, OutputPrior
 from policies.settings import Settings
+from policies.tracked import Tracked
 
-__all__ = ["Abort", "Balancer", "Hold"]
-
-
-@dataclass(slots=True)
-class Tracked:
-    """One open request: held (`replica` is None) or dispatched."""
-
-    request: Request
-    service_class: ServiceClass
-    replica: Replica | None = None
-    charge: Charge | None = None
-    predicted_ttft_s: float = 0.0
-    started: bool = False  # its first token was seen
-    attempts: int = 0
-    tried: set[str] = field(default_factory=set)
+BACKPRESSURE_S = 0.25  # a replica that refused for load gets nothing for this long
 
 
 class Balancer:
-    """One per gateway process. Not thread-safe; never blocks; `now` is monotonic seconds and never goes back."""
+    """`now` is monotonic seconds and never goes back; `rng` is the only source of chance."""
 
     def __init__(
         self,
@@ -74,110 +56,143 @@ class Balancer:
         self.classes = by_name(classes)
         self.policy = policy
         self.settings = settings
-        self.rng = rng
-        self.fleet = Fleet(settings)
-        self.outputs = OutputPrior()
-        self.margins: dict[str, Margin] = {}
+        self.dispatcher = Dispatcher(policy, settings)
+        self.fleet = self.dispatcher.fleet
+        self.binding = LateBinding(self.dispatcher, settings, rng)
         self._open: dict[str, Tracked] = {}
+        self._deadlines: list[tuple[float, str, Tracked]] = []  # of dispatched requests
+        self._now = 0.0
 
     # -- requests ----------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> list[Decision]:
-        """A new request. Raises ValueError when its id is already open."""
+        """A new request: exactly one of the answers is about it. Raises ValueError when its id is already open."""
+        self._now = now
         if request.id in self._open:
             raise ValueError(f"request id {request.id!r} is already open; ids must be unique among open requests")
-        service_class = self.classes.get(request.service_class) or ServiceClass(request.service_class)
+        service_class = self.classes.get(request.service_class)
+        if service_class is None:
+            service_class = self.classes[request.service_class] = ServiceClass(request.service_class)
         tracked = self._open[request.id] = Tracked(request, service_class)
-        return [self._place(tracked, now)]
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.id, tracked))
+        return self._place(tracked, now)
 
     def first_token(self, request_id: str, now: float) -> list[Decision]:
+        """The first content event of a dispatched request: its replica has prefilled everything up to it."""
+        self._now = now
         tracked = self._open.get(request_id)
-        if tracked is None or tracked.replica is None or tracked.charge is None or tracked.started:
+        if tracked is None:
             return []
-        tracked.started = True
-        replica, charge = tracked.replica, tracked.charge
-        since = replica.ledger.busy_since(charge)
-        done = replica.ledger.first_token(request_id, charge, now)
-        if done and all(c.clocked for c in done) and now > since:
-            tokens = sum(c.uncached_tokens for c in done)
-            replica.prefill.add(tokens, now - since, self.fleet.prior)
-            self.fleet.prior.add(tokens, now - since, None)
-        ttft = now - charge.dispatched_at
-        if charge.clocked:
-            self._margin(tracked.service_class.name).observe(ttft, max(tracked.predicted_ttft_s, 1e-3))
-        self.policy.observe(FirstToken(tracked.request, replica.id, ttft, tracked.predicted_ttft_s), now)
-        return []
+        self.dispatcher.first_token(tracked, now)
+        return self._moved(now)
 
     def failed(self, request_id: str, outcome: Outcome, now: float) -> list[Decision]:
-        """This attempt is over, the request is not: answers another Dispatch, or Shed."""
+        """This attempt is over, the request is not: it goes elsewhere, waits, or is shed."""
+        self._now = now
         tracked = self._open.get(request_id)
         if tracked is None or tracked.replica is None:
             return []
-        self._release(tracked, outcome, None, now)
-        return [self._place(tracked, now)]
+        replica = tracked.replica
+        if outcome is Outcome.BACKPRESSURE:
+            replica.closed_until = now + BACKPRESSURE_S
+            if self.settings.holds:
+                tracked.tried.discard(replica.id)  # full, not broken: it may have room later
+        self.dispatcher.release(tracked, outcome, None, now)
+        return self._place(tracked, now)
 
     def complete(self, request_id: str, outcome: Outcome, usage: Usage | None, now: float) -> list[Decision]:
         """The request is over, whatever came of it."""
+        self._now = now
         tracked = self._open.pop(request_id, None)
         if tracked is None:
             return []
-        self._release(tracked, outcome, usage, now)
-        return []
+        if tracked.held:
+            self.binding.leave(tracked)
+        self.dispatcher.release(tracked, outcome, usage, now)
+        return self._moved(now)
 
     def cancel(self, request_id: str, now: float) -> list[Decision]:
-        """The client left."""
+        """The client left; the caller stops the attempt, if there is one."""
         return self.complete(request_id, Outcome.CANCELLED, None, now)
 
     # -- fleet and time ----------------------------------------------------------------------------------------
 
     def pulse(self, replica_id: str, pulse: Pulse, now: float) -> list[Decision]:
+        self._now = now
         replica = self.fleet.replicas.get(replica_id)
-        if replica is not None:
-            replica.decode.add(pulse.idle_gaps, pulse.idle_gap_sum_s, busy=False)
-            replica.decode.add(pulse.busy_gaps, pulse.busy_gap_sum_s, busy=True)
-        return []
-
-    def fleet_event(self, event: FleetEvent, now: float) -> list[Decision]:
-        """Events about replicas that are not (or no longer) there are ignored."""
-        if isinstance(event, Added):
-            self.fleet.add(event)  # of a known replica: new models or weight; what runs there stays
-        replica = self.fleet.replicas.get(event.replica_id)
         if replica is None:
             return []
+        decode = replica.decode
+        decode.add(pulse.idle_gaps, pulse.idle_gap_sum_s, busy=False)
+        decode.add(pulse.busy_gaps, pulse.busy_gap_sum_s, busy=True)
+        replica.pace.pulse(pulse, decode, self.settings, now)
+        replica.view.predicted_tpot_s = decode.mean(replica.pace.rate) or self.settings.prior_decode_step_s
+        return self._moved(now)
+
+    def fleet_event(self, event: FleetEvent, now: float) -> list[Decision]:
+        """Events about replicas that are not (or no longer) there are ignored, except that Added adds them."""
+        self._now = now
+        replica = self.fleet.replicas.get(event.replica_id)
         match event:
+            case Added():
+                replica = self._added(event, replica, now)
+            case _ if replica is None:
+                return []
             case Removed():
-                self._lost(event.replica_id)
-                self.fleet.remove(event.replica_id)
+                self._lost(replica)
+                self.binding.forget_preferences(replica)
+                self.dispatcher.sight.index.remove(replica.id)
+                self.fleet.remove(replica.id)
             case Draining():
                 replica.draining = event.draining
             case Ejected():
                 replica.ejected, replica.statistical = True, event.statistical
             case Returned():
                 replica.ejected = replica.statistical = False
+                replica.closed_until = now
             case Restarted():
-                self._lost(event.replica_id)
+                self._lost(replica)
             case Scraped():
                 self._scraped(replica, event)
             case PeerLoad():
                 replica.peers = event
-            case Added():
-                pass
-        self.fleet.refresh()
+        if not isinstance(event, Scraped | PeerLoad):
+            self.fleet.refresh()
+            if replica.down or replica.ejected:
+                self.binding.forget_preferences(replica)
         self.policy.observe(event, now)
-        return []
+        return self._moved(now)
 
     def configure(self, settings: Settings, now: float) -> list[Decision]:
-        """New settings; ledgers, fits and open requests stay."""
-        self.settings = self.fleet.settings = settings
+        """New settings; ledgers, fits, the queue and open requests stay."""
+        self._now = now
+        self.settings = self.dispatcher.settings = self.dispatcher.sight.settings = self.binding.settings = settings
+        self.binding.fairness.bound = settings.size_fairness
+        self.fleet.panic_share = settings.panic_share
         self.fleet.refresh()
-        return []
+        return self._moved(now)
 
     def wake(self, now: float) -> list[Decision]:
         """Time passed; call it at `next_wake()` or later."""
-        return []
+        self._now = now
+        decisions: list[Decision] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id, tracked = heapq.heappop(self._deadlines)
+            if self._open.get(request_id) is tracked and tracked.replica is not None:
+                decisions.append(Abort(request_id, "expired"))
+        return decisions + self._moved(now)
 
     def next_wake(self) -> float | None:
-        return None
+        """Monotonic time at which `wake` should be called if nothing happens before; None: only events matter."""
+        while self._deadlines and self._open.get(self._deadlines[0][1]) is not self._deadlines[0][2]:
+            heapq.heappop(self._deadlines)
+        wake = self.binding.next_wake(self._now)
+        if self._deadlines:
+            wake = self._deadlines[0][0] if wake is None else min(wake, self._deadlines[0][0])
+        return wake
+
+    # -- for the shell -----------------------------------------------------------------------------------------
 
     def prefilling(self, replica_id: str) -> bool:
         """Whether a prefill is in progress there: which of the two gap sums of a Pulse a gap belongs to."""
@@ -189,93 +204,77 @@ class Balancer:
         replica = self.fleet.replicas.get(replica_id)
         return 0.0 if replica is None else replica.ledger.backlog(now, replica.prefill.rate)
 
+    def prompt_tokens(self, model: str, prompt_bytes: int) -> int:
+        """Estimate from the learnt bytes per token of a model."""
+        return max(1, round(self.dispatcher.sight.bytes_per_token.tokens(model, prompt_bytes)))
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the core believes now, for metrics and the admin pages. Plain values only."""
+        return {
+            "held": self.binding.queue.held_by_class(),
+            "held_bytes": self.binding.queue.bytes,
+            "open": len(self._open),
+            "shed": dict(self.binding.shed_by_reason),
+            "margins": self.dispatcher.margins.values(),
+            "prediction_error": self.dispatcher.errors.relative,
+            "prediction_bias": self.dispatcher.errors.bias,
+            "replicas": {r.id: r.snapshot(self._now) for r in self.fleet.replicas.values()},
+        }
+
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _place(self, tracked: Tracked, now: float) -> Dispatch | Shed:
-        request = tracked.request
-        pool = self.fleet.pool(request)
+    def _place(self, tracked: Tracked, now: float) -> list[Decision]:
+        if self.settings.holds:
+            return self._settle(self.binding.arrive(tracked, now))
+        pool = self.fleet.pool(tracked.request)
         if tracked.attempts < self.settings.max_attempts and pool.replicas:
-            self._look(pool, tracked, now)
-            choice = self.policy.choose(request, pool.view, now)
+            choice = self.dispatcher.choose(tracked, pool, now)
             if choice.replica_id is not None:
-                replica = self.fleet.replicas[choice.replica_id]
-                return self._dispatch(tracked, pool, replica, choice.reason, dict(choice.scores), now)
-        del self._open[request.id]
-        return Shed(request.id, "no_replica", 1.0)
+                return [self.dispatcher.dispatch(tracked, pool, choice, now)]
+        return self._settle([self.binding.refuse(tracked, "no_replica", now)])
 
-    def _look(self, pool: Pool, tracked: Tracked, now: float) -> None:
-        """Refreshes the pool's views for this request."""
-        prompt = float(tracked.request.prompt_tokens)
-        for replica, up in zip(pool.replicas, pool.open, strict=True):
-            view, ledger, fit = replica.view, replica.ledger, replica.prefill
-            view.available = up and replica.id not in tracked.tried
-            view.in_flight, view.live_decodes, view.kv_tokens = ledger.in_flight, ledger.live_decodes, ledger.kv_tokens
-            view.prefill_backlog_tokens = ledger.backlog(now, fit.rate)
-            view.cached_tokens, view.uncached_tokens = 0.0, prompt
-            view.prefill_rate = fit.rate
-            view.predicted_ttft_s = fit.overhead_s + (view.prefill_backlog_tokens + view.uncached_tokens) / fit.rate
-            view.predicted_tpot_s = replica.decode.idle_s or self.settings.prior_decode_step_s
-            view.scraped_age_s = None if replica.scraped is None else now - replica.scraped.at
-            if view.kv_capacity_tokens is not None:
-                view.kv_free_tokens = max(0.0, view.kv_capacity_tokens - ledger.kv_tokens)
+    def _moved(self, now: float) -> list[Decision]:
+        """Something changed that may let held requests go."""
+        return self._settle(self.binding.drain(now)) if self.binding.queue.count else []
 
-    def _dispatch(
-        self, tracked: Tracked, pool: Pool, replica: Replica, reason: str, scores: dict[str, float], now: float
-    ) -> Dispatch:
-        request, view = tracked.request, replica.view
-        output = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
-        charge = Charge(
-            uncached_tokens=view.uncached_tokens,
-            kv_tokens=request.prompt_tokens + output,
-            dispatched_at=now,
-            clocked=request.streams and request.generates,
-            release_at=now + view.predicted_ttft_s,
-        )
-        prediction = Prediction(
-            view.predicted_ttft_s,
-            view.predicted_tpot_s,
-            round(view.uncached_tokens),
-            round(view.cached_tokens),
-            view.scraped_age_s,
-        )
-        others = sorted((v for v in pool.view if v is not view and v.available), key=lambda v: scores.get(v.id, 0.0))
-        alternatives = tuple(
-            Alternative(v.id, scores.get(v.id, 0.0), round(v.cached_tokens), v.predicted_ttft_s, v.scraped_age_s)
-            for v in others[: self.settings.alternatives]
-        )
-        replica.ledger.charge(request.id, charge)
-        tracked.replica, tracked.charge, tracked.started = replica, charge, False
-        tracked.predicted_ttft_s = view.predicted_ttft_s
-        tracked.attempts += 1
-        tracked.tried.add(replica.id)
-        self.policy.observe(Dispatched(request, replica.id), now)
-        return Dispatch(request.id, replica.id, reason, prediction, alternatives)
+    def _settle(self, decisions: list[Decision]) -> list[Decision]:
+        for decision in decisions:
+            if isinstance(decision, Shed):
+                del self._open[decision.request_id]
+        return decisions
 
-    def _release(self, tracked: Tracked, outcome: Outcome, usage: Usage | None, now: float) -> None:
-        """The one place where an attempt gives back what it was charged."""
-        replica, charge = tracked.replica, tracked.charge
-        if replica is None or charge is None:
-            return
-        tracked.replica = tracked.charge = None
-        replica.ledger.release(tracked.request.id, charge, now)
-        if outcome is Outcome.SUCCESS and usage is not None and usage.completion_tokens:
-            self.outputs.observe(tracked.request.service_class, usage.completion_tokens)
-        event = Completed(tracked.request, replica.id, outcome, usage, now - charge.dispatched_at)
-        self.policy.observe(event, now)
+    def _added(self, event: Added, known: Replica | None, now: float) -> Replica:
+        if known is not None:  # new models or weight; what runs there stays
+            known.described(event)
+            return known
+        slot = self.dispatcher.sight.index.add(event.replica_id)
+        replica = self.fleet.add(event, slot, now)
+        if replica.kv.capacity is not None:
+            replica.view.kv_capacity_tokens = None
+            self.dispatcher.sight.sized(replica, next(iter(event.models), ""))
+        return replica
 
-    def _lost(self, replica_id: str) -> None:
+    def _lost(self, replica: Replica) -> None:
         """All that ran on it is gone; the shell will report each attempt as failed."""
-        replica = self.fleet.replicas[replica_id]
-        open_there = [t.charge for t in self._open.values() if t.replica is replica and t.charge is not None]
-        replica.ledger.restart(open_there)
+        there = [t for t in self._open.values() if t.replica is replica and t.charge is not None]
+        replica.ledger.restart([t.charge for t in there if t.charge is not None])
+        replica.fill.clear()
+        replica.kv.restarted()
+        self.dispatcher.sight.index.clear(replica.id)
 
     def _scraped(self, replica: Replica, event: Scraped) -> None:
+        was_down = replica.down
         replica.scraped = replica.view.scraped = event
-        if event.num_gpu_blocks and event.block_size:
-            replica.view.kv_capacity_tokens = float(event.num_gpu_blocks * event.block_size)
-
-    def _margin(self, class_name: str) -> Margin:
-        found = self.margins.get(class_name)
-        if found is None:
-            found = self.margins[class_name] = Margin(self.settings.target_attainment)
-        return found
+        growth = 0.5 * sum(
+            t.charge.kv_tokens - t.request.prompt_tokens
+            for t in self._open.values()
+            if t.replica is replica and t.charge is not None
+        )
+        replica.kv.scraped(event, growth, self.settings)
+        self.dispatcher.sight.sized(replica, next(iter(replica.models), ""))
+        if event.adapters_running or event.adapters_waiting or event.max_adapters is not None:
+            loaded = frozenset(event.adapters_running) | frozenset(event.adapters_waiting)
+            replica.view.adapters = loaded
+            replica.view.adapter_room = event.max_adapters is None or len(loaded) < event.max_adapters
+        if replica.down != was_down:
+            self.fleet.refresh()

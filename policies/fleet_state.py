@@ -1,43 +1,57 @@
-"""What the core knows of each replica, and the one view per replica that policies get to see.
+"""What the core knows of each replica, and which replicas serve which model.
 
-One mutable owner: the core. The `ReplicaView` objects are made once per replica and refreshed in place for
-each decision, because at 64 replicas making them anew costs more than the decision itself.
+One mutable owner: the core. The `ReplicaView` objects are made once per replica and refreshed in place for each decision
+(`sight.py`), because at 64 replicas making them anew costs more than the decision itself.
 """
 
 from __future__ import annotations
 
+from policies.feedback import Precision
+from policies.kv import KVHeadroom
 from policies.ledger import WorkLedger
 from policies.model import Added, FleetView, PeerLoad, ReplicaView, Request, Scraped
+from policies.pacing import Pace
 from policies.predictor import DecodeFit, PrefillFit
 from policies.settings import Settings
+from policies.tracked import Tracked
 
 
 class Replica:
-    """State of one replica. `available` is what the fleet events say, before panic mode."""
+    """State of one replica. `open` is what may be dispatched to, panic mode applied."""
 
     __slots__ = (
-        "adapters_served", "decode", "draining", "ejected", "id", "ledger", "models", "peers", "prefill", "scraped",
-        "statistical", "view",
+        "adapters_served", "added_at", "closed_until", "decode", "draining", "ejected", "fill", "id", "kv", "ledger",
+        "models", "pace", "parked_s", "peers", "precision", "prefill", "scraped", "slot", "slow_start_s", "statistical",
+        "ttft_s", "view",
     )  # fmt: skip
 
-    def __init__(self, event: Added, prior: PrefillFit, settings: Settings) -> None:
+    def __init__(self, event: Added, slot: int, prior: PrefillFit, now: float) -> None:
         self.id = event.replica_id
+        self.slot = slot  # in the prefix index
         self.models, self.adapters_served = event.models, event.adapters
         self.ledger = WorkLedger()
-        rate = event.prefill_rate or prior.rate or settings.prior_prefill_rate
-        self.prefill = PrefillFit(rate, prior.overhead_s)
+        self.pace = Pace()
+        self.kv = KVHeadroom(None if event.kv_capacity_tokens is None else float(event.kv_capacity_tokens))
+        self.prefill = PrefillFit(event.prefill_rate or prior.rate, prior.overhead_s)
         self.decode = DecodeFit()
+        self.precision = Precision()
         self.draining = self.ejected = self.statistical = False
+        self.closed_until = float("-inf")  # it said it is full: nothing more until then
+        self.added_at, self.slow_start_s = now, event.slow_start_s
         self.scraped: Scraped | None = None
         self.peers: PeerLoad | None = None
-        capacity = event.kv_capacity_tokens
-        self.view = ReplicaView(
-            event.replica_id,
-            weight=event.weight,
-            role=event.role,
-            kv_capacity_tokens=None if capacity is None else float(capacity),
-            adapters=event.adapters,
-        )
+        self.parked_s = 0.0  # prefill seconds of held requests that would go here
+        self.fill: dict[str, Tracked] = {}  # requests that only fill, sent here and not answered yet
+        self.ttft_s = 0.0  # predicted for the request looked at last, without what is parked
+        self.view = ReplicaView(event.replica_id)
+        self.view.prefill_rate = self.prefill.rate
+        self.view.kv_capacity_tokens = self.kv.capacity
+        self.described(event)
+
+    def described(self, event: Added) -> None:
+        """What configuration says, at first and again when it changes."""
+        self.models, self.adapters_served = event.models, event.adapters
+        self.view.weight, self.view.role, self.view.adapters = event.weight, event.role, event.adapters
 
     def serves(self, request: Request) -> bool:
         return (
@@ -53,30 +67,73 @@ class Replica:
         asleep = self.scraped is not None and self.scraped.awake is False
         return self.draining or asleep or (self.ejected and not self.statistical)
 
+    def ramp(self, now: float) -> float:
+        """Share of its backlog a replica in slow start may take, 0.1..1: its caches and graphs are cold."""
+        if self.slow_start_s <= 0.0 or now - self.added_at >= self.slow_start_s:
+            return 1.0
+        return max(0.1, (now - self.added_at) / self.slow_start_s)
+
+    def snapshot(self, now: float) -> dict[str, float | bool | None]:
+        """Plain values for metrics; seconds, tokens, shares."""
+        return {
+            "available": not self.down and not self.ejected,
+            "backlog_tokens": self.ledger.backlog(now, self.prefill.rate),
+            "in_flight": self.ledger.in_flight,
+            "live_decodes": self.ledger.live_decodes,
+            "parked_s": self.parked_s,
+            "prefill_rate": self.prefill.rate,
+            "overhead_s": self.prefill.overhead_s,
+            "pace_rate": self.pace.rate,
+            "pace_safety": self.pace.safety,
+            "pace_share": self.pace.share,
+            "decode_step_s": self.decode.idle_s,
+            "prefill_step_s": self.decode.busy_s,
+            "kv_capacity_tokens": self.kv.capacity,
+            "kv_free_tokens": self.kv.free(self.ledger.kv_tokens, now),
+            "prefix_precision": self.precision.value,
+        }
+
+    def peers_tokens(self, now: float) -> float:
+        """Prefill tokens that other gateways have here, while that is fresh."""
+        peers = self.peers
+        return peers.prefill_backlog_tokens if peers is not None and now - peers.at < 2.0 else 0.0
+
+
+class Pool:
+    """The replicas that serve one model or adapter, in order of addition."""
+
+    __slots__ = ("open", "replicas", "view")
+
+    def __init__(self, replicas: list[Replica]) -> None:
+        self.replicas = replicas
+        self.view = FleetView([r.view for r in replicas])
+        self.open: list[Replica] = []  # may be dispatched to
+
+    def refresh(self, panic_share: float) -> None:
+        up = [r for r in self.replicas if not r.down and not r.ejected]
+        if len(up) < panic_share * len(self.replicas):
+            # panic: a mostly ejected fleet is a wrong verdict, not a dead fleet
+            up = [r for r in self.replicas if not r.down]
+        self.open = up
+
 
 class Fleet:
-    """All replicas in order of addition, and the views of those that serve one model or adapter."""
+    """All replicas in order of addition, and the pools of those that serve one model or adapter."""
 
     def __init__(self, settings: Settings) -> None:
         self.replicas: dict[str, Replica] = {}
-        self.settings = settings
+        self.panic_share = settings.panic_share
         self.prior = PrefillFit(settings.prior_prefill_rate, settings.prior_overhead_s)
         self._pools: dict[tuple[str, str | None], Pool] = {}
 
-    def add(self, event: Added) -> Replica:
-        """A new replica, or news of a known one: its models, adapters, weight and role change, its work stays."""
+    def add(self, event: Added, slot: int, now: float) -> Replica:
+        replica = self.replicas[event.replica_id] = Replica(event, slot, self.prior, now)
         self._pools.clear()
-        replica = self.replicas.get(event.replica_id)
-        if replica is None:
-            replica = self.replicas[event.replica_id] = Replica(event, self.prior, self.settings)
-        else:
-            replica.models, replica.adapters_served = event.models, event.adapters
-            replica.view.weight, replica.view.role, replica.view.adapters = event.weight, event.role, event.adapters
         return replica
 
-    def remove(self, replica_id: str) -> Replica | None:
+    def remove(self, replica_id: str) -> None:
         self._pools.clear()
-        return self.replicas.pop(replica_id, None)
+        del self.replicas[replica_id]
 
     def pool(self, request: Request) -> Pool:
         key = (request.model, request.adapter)
@@ -85,27 +142,9 @@ class Fleet:
             if len(self._pools) > 4096:  # names come from clients: bounded
                 self._pools.clear()
             found = self._pools[key] = Pool([r for r in self.replicas.values() if r.serves(request)])
-            found.refresh(self.settings.panic_share)
+            found.refresh(self.panic_share)
         return found
 
     def refresh(self) -> None:
-        """Availability changed somewhere."""
-        for pool in self._pools.values():
-            pool.refresh(self.settings.panic_share)
-
-
-class Pool:
-    """The replicas that serve one model or adapter."""
-
-    __slots__ = ("open", "replicas", "view")
-
-    def __init__(self, replicas: list[Replica]) -> None:
-        self.replicas = replicas
-        self.view = FleetView([r.view for r in replicas])
-        self.open: list[bool] = []  # may be dispatched to, panic mode applied
-
-    def refresh(self, panic_share: float) -> None:
-        up = [not r.down and not r.ejected for r in self.replicas]
-        if sum(up) < panic_share * len(up):  # panic: a mostly ejected fleet is a wrong verdict, not a dead fleet
-            up = [not r.down for r in self.replicas]
-        self.open = up
+        """Something about availability changed, or about who serves what."""
+        self._pools.clear()

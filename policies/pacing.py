@@ -32,9 +32,10 @@ def allowed_share(t_d: float | None, t_p: float | None, objective_s: float) -> f
 class Pace:
     """Token bucket of one replica, in prefill seconds. Negative level: in debt until it has refilled."""
 
-    __slots__ = ("_at", "_objectives", "_pulsed_at", "level", "rate", "safety", "share")
+    __slots__ = ("_at", "gate", "_objectives", "_pulsed_at", "level", "rate", "safety", "share")
 
     def __init__(self) -> None:
+        self.gate=False
         self.safety = 1.0
         self.share = 1.0  # phi
         self.rate = 1.0
@@ -63,7 +64,12 @@ class Pace:
     def wait(self, now: float) -> float:
         """Seconds until the bucket is out of debt; 0 when it may spend now."""
         self._refill(now)
-        return 0.0 if self.level >= 0.0 else -self.level / self.rate
+        import os
+        mode=os.environ.get('PM','A')
+        w= 0.0 if self.level >= 0.0 else -self.level / self.rate
+        if mode in 'CD' and self.gate: return max(w,.05)
+        if mode=='D': return 0.0
+        return w
 
     def spend(self, seconds: float, now: float) -> None:
         self._refill(now)
@@ -81,7 +87,13 @@ class Pace:
         self._pulsed_at = now
         objective = self.tightest_s
         self.share = 1.0 if objective is None else allowed_share(decode.idle_s, decode.busy_s, objective)
-        if pulse.live > 0 and pulse.near > settings.pace_near_share * pulse.live:
+        import os
+        mode=os.environ.get('PM','A')
+        self.gate = pulse.live > 0 and pulse.near > settings.pace_near_share * pulse.live
+        if mode=='B' and self.level<0: pass
+        elif mode=='C': self.safety=1.0
+        elif mode=='D': self.safety=3.0
+        elif pulse.live > 0 and pulse.near > settings.pace_near_share * pulse.live:
             self.safety = max(settings.pace_floor, self.safety * settings.pace_down**steps)
         else:
             self.safety = min(settings.pace_cap, self.safety + settings.pace_up * steps)
@@ -94,6 +106,3 @@ class Pace:
         if now > self._at:
             self.level = min(BURST_S, self.level + self.rate * (now - self._at))
             self._at = now
-
-
-

@@ -90,6 +90,12 @@ class DecodeFit:
         else:
             self.idle_s = new
 
+    def mean(self, share: float) -> float | None:
+        """Seconds per token when `share` of the time goes to prefill; None until a gap was seen."""
+        if self.idle_s is None or self.busy_s is None:
+            return self.idle_s or self.busy_s
+        return 1.0 / (share / self.busy_s + (1.0 - share) / self.idle_s)
+
 
 class OutputPrior:
     """Expected output tokens by class: an EWMA; max_tokens only caps it, because clients over-ask."""
@@ -106,3 +112,39 @@ class OutputPrior:
     def observe(self, service_class: str, tokens: int) -> None:
         old = self._mean.get(service_class)
         self._mean[service_class] = float(tokens) if old is None else old + 0.02 * (tokens - old)
+
+
+class Margins:
+    """One margin per service class, made when first needed."""
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+        self._by_class: dict[str, Margin] = {}
+
+    def of(self, class_name: str) -> Margin:
+        found = self._by_class.get(class_name)
+        if found is None:
+            found = self._by_class[class_name] = Margin(self._target)
+        return found
+
+    def values(self) -> dict[str, float]:
+        return {name: margin.q for name, margin in self._by_class.items()}
+
+
+class Errors:
+    """Error of the predicted TTFT: EWMA of |actual - predicted| / actual, and of its sign."""
+
+    __slots__ = ("bias", "relative", "samples")
+
+    def __init__(self) -> None:
+        self.relative = self.bias = 0.0
+        self.samples = 0
+
+    def observe(self, actual_s: float, predicted_s: float) -> None:
+        if actual_s <= 0.0:
+            return
+        self.samples += 1
+        weight = max(0.02, 1.0 / self.samples)
+        error = (predicted_s - actual_s) / actual_s
+        self.relative += weight * (min(abs(error), 10.0) - self.relative)
+        self.bias += weight * (max(-10.0, min(error, 10.0)) - self.bias)

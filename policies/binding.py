@@ -1,0 +1,338 @@
+"""Late binding: requests wait here, where they can be ordered, moved or refused, and not in an engine's queue.
+
+A replica has room when it is out of pacing debt, has at most `backlog_s` of prefill left to do and the KV fits. A
+request is decided on arrival, and again whenever room appears, in the queue's order: feasible replicas first, then the
+policy's choice; when the chosen replica has no room it is parked there and waits (a warm replica soon free may be
+better than a cold one now; what is parked counts as that replica's backlog for everybody else). At its latest start
+it is refused, or sent anyway if its class may not be shed. Under overload `surplus` is refused early.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+from policies.admission import SizeFairness, StickyRefusals, surplus
+from policies.dispatching import Dispatcher
+from policies.fleet_state import Pool, Replica
+from policies.model import Abort, Choice, Decision, Hold, Outcome, Shed
+from policies.queue import HeldQueue
+from policies.settings import Settings
+from policies.tracked import Tracked
+
+PRUNE_S = 0.1  # how often the held requests are checked together
+LOOK_AGAIN_S = 0.25  # a parked request is decided again at least this often while somebody has room
+LOOKS = 8  # decisions at most for one place: bounds the cost of a wake
+NEVER = float("inf")
+
+
+class LateBinding:
+    """Owns the queue and everything about refusing; sends through the dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher, settings: Settings, rng: random.Random) -> None:
+        self.dispatcher = dispatcher
+        self.settings = settings
+        self.rng = rng
+        self.queue = HeldQueue()
+        self.fairness = SizeFairness(settings.size_fairness)
+        self.sticky = StickyRefusals()
+        self.shed_by_reason: dict[str, int] = {}
+        self.taken_back: list[Tracked] = []
+        self._expiry: list[tuple[float, int, Tracked]] = []
+        self._expiry_seq = 0
+        self._prune_at = 0.0
+
+    # -- arrival and retry -------------------------------------------------------------------------------------
+
+    def arrive(self, tracked: Tracked, now: float) -> list[Decision]:
+        """Decides a request that is neither held nor out; a refused one is the caller's to forget (`Shed`)."""
+        request = tracked.request
+        first = tracked.attempts == 0
+        if first:
+            self.fairness.arrived(request.prompt_tokens)
+        pool = self.dispatcher.fleet.pool(request)
+        if tracked.attempts >= self.settings.max_attempts or not pool.replicas:
+            return [self.refuse(tracked, "no_replica", now)]
+        sheddable = tracked.service_class.sheddable
+        if first and self.settings.admission and sheddable:
+            if self.queue.count and self.sticky.refused(request.session, now):
+                return [self.refuse(tracked, "infeasible", now)]
+            full = self.queue.count >= self.settings.max_held or self.queue.bytes >= self.settings.max_held_bytes
+            if full:
+                return [self.refuse(tracked, "queue_full", now)]
+        before = self.drain(now) if self.queue.count else []
+        choice = self._choose(tracked, pool, now)
+        self._set_latest_start(tracked, pool)
+        if self.settings.admission and sheddable and now > tracked.latest_start:
+            return [*before, self.refuse(tracked, "infeasible", now)]
+        sent = self._send_if_room(tracked, pool, choice, now)
+        if sent is not None:
+            return [*before, *sent]
+        if choice.replica_id is None and not any(r.id not in tracked.tried for r in pool.replicas if not r.down):
+            return [*before, self.refuse(tracked, "no_replica", now)]
+        return [*before, self.hold(tracked, choice, now)]
+
+    def hold(self, tracked: Tracked, choice: Choice, now: float) -> Hold:
+        self.queue.add(tracked, self._due(tracked))
+        self._park(tracked, choice, now)
+        self._expiry_seq += 1
+        heapq.heappush(self._expiry, (tracked.latest_start, self._expiry_seq, tracked))
+        return Hold(tracked.request.id, tracked.latest_start)
+
+    def leave(self, tracked: Tracked) -> None:
+        """Out of the queue, whatever for."""
+        self._unpark(tracked)
+        self.queue.remove(tracked)
+
+    def refuse(self, tracked: Tracked, reason: str, now: float) -> Shed:
+        self.leave(tracked)
+        request = tracked.request
+        self.shed_by_reason[reason] = self.shed_by_reason.get(reason, 0) + 1
+        if reason != "no_replica":
+            self.fairness.refused(request.prompt_tokens)
+            self.sticky.refuse(request.session, now + self.settings.sticky_shed_s)
+        return Shed(request.id, reason, self._retry_after(tracked, now))
+
+    def forget_preferences(self, replica: Replica) -> None:
+        """It is out: whoever waits for it is decided anew."""
+        for tracked in self.queue.everything():
+            if tracked.preferred is replica:
+                self._unpark(tracked)
+
+    # -- time and room -----------------------------------------------------------------------------------------
+
+    def drain(self, now: float) -> list[Decision]:
+        """Everything that room, time and deadlines allow right now."""
+        if not self.queue.count:
+            return []
+        decisions = self._expire(now)
+        if self.settings.admission and now >= self._prune_at:
+            self._prune_at = now + PRUNE_S
+            decisions += self._prune(now)
+        looks = LOOKS
+        while looks > 0 and self.queue.count and self._anyone_has_room(now):
+            sent = None
+            for tracked in self.queue.in_order(now):
+                wanted = tracked.preferred
+                if wanted is not None and not self._basic_room(wanted, now) and now - tracked.looked_at < LOOK_AGAIN_S:
+                    continue
+                looks -= 1
+                pool = self.dispatcher.fleet.pool(tracked.request)
+                choice = self._choose(tracked, pool, now)
+                sent = self._send_if_room(tracked, pool, choice, now)
+                if sent is not None:
+                    decisions += sent
+                    break
+                self._park(tracked, choice, now)
+                if looks <= 0:
+                    break
+            if sent is None:
+                break
+            looks = LOOKS
+        return decisions
+
+    def next_wake(self, now: float) -> float | None:
+        """When something may change without an event: a latest start, a bucket out of debt, the next prune."""
+        if not self.queue.count:
+            return None
+        while self._expiry and not self._expiry[0][2].held:
+            heapq.heappop(self._expiry)
+        soonest = self._expiry[0][0] if self._expiry else NEVER
+        for replica in self.dispatcher.fleet.replicas.values():
+            ready = now
+            if self.settings.pacing and replica.ledger.live_decodes:
+                ready += replica.pace.wait(now)
+            ready = max(ready, replica.closed_until)
+            if self.settings.admission:
+                rate = replica.prefill.rate
+                excess = replica.ledger.backlog(now, rate) - self._backlog_s(replica, now) * rate
+                ready = max(ready, now + excess / rate)
+            if ready > now:
+                soonest = min(soonest, ready)
+        if self.settings.admission:
+            soonest = min(soonest, max(self._prune_at, now + 0.01))
+        return max(soonest, now + 0.001)
+
+    def _expire(self, now: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        while self._expiry and self._expiry[0][0] <= now:
+            _, _, tracked = heapq.heappop(self._expiry)
+            if not tracked.held or tracked.latest_start > now:
+                continue
+            request = tracked.request
+            if self.settings.admission and tracked.service_class.sheddable:
+                decisions.append(self.refuse(tracked, "infeasible", now))
+                continue
+            pool = self.dispatcher.fleet.pool(request)
+            choice = self._choose(tracked, pool, now, feasible_only=False)
+            if choice.replica_id is None:
+                decisions.append(self.refuse(tracked, "no_replica", now))
+            else:  # it may not be refused: least late
+                decisions.append(self._send(tracked, pool, choice, now))
+        return decisions
+
+    def _prune(self, now: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        by_pool: dict[int, tuple[Pool, list[Tracked]]] = {}
+        for tracked in self.queue.everything():
+            if not tracked.service_class.fill_only:
+                pool = self.dispatcher.fleet.pool(tracked.request)
+                by_pool.setdefault(id(pool), (pool, []))[1].append(tracked)
+        for pool, held in by_pool.values():
+            capacity, busy, overhead = self._capacity(pool, now)
+            if capacity > 0.0:
+                for tracked in surplus(held, now, capacity, busy, self.fairness, overhead):
+                    decisions.append(self.refuse(tracked, "infeasible", now))
+        return decisions
+
+    def _capacity(self, pool: Pool, now: float) -> tuple[float, float, float]:
+        """Prefill seconds per second, prefill seconds already owed, and mean overhead of a pool."""
+        capacity = busy = overhead = 0.0
+        for replica in pool.open:
+            rate = 1.0
+            if self.settings.pacing and replica.ledger.live_decodes:
+                rate = replica.pace.rate
+                busy += max(0.0, -replica.pace.level)
+            else:
+                busy += replica.ledger.backlog(now, replica.prefill.rate) / replica.prefill.rate
+            capacity += rate
+            overhead += replica.prefill.overhead_s
+        return capacity, busy, overhead / max(1, len(pool.open))
+
+    # -- one request -------------------------------------------------------------------------------------------
+
+    def _choose(self, tracked: Tracked, pool: Pool, now: float, feasible_only: bool = True) -> Choice:
+        self.dispatcher.sight.look(pool, tracked, now)
+        deadline = tracked.request.ttft_deadline
+        if self.settings.admission and feasible_only and deadline is not None:
+            left = (deadline - now) / self.dispatcher.margins.of(tracked.request.service_class).q
+            late = [r for r in pool.open if r.view.available and r.ttft_s > left]
+            if late and len(late) < len(pool.open):
+                for replica in late:
+                    replica.view.available = False
+        return self.dispatcher.policy.choose(tracked.request, pool.view, now)
+
+    def _send_if_room(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> list[Decision] | None:
+        if choice.replica_id is None:
+            return None
+        replica = self.dispatcher.fleet.replicas[choice.replica_id]
+        fill = tracked.service_class.fill_only
+        if not self._basic_room(replica, now):
+            if fill or not self.settings.admission:
+                return None
+            back = self._take_back(replica, now)
+            if not back or not self._basic_room(replica, now):
+                return back or None
+            return [*back, self._send(tracked, pool, choice, now)]
+        if fill and not self._spare(replica, tracked, now):
+            return None
+        need = replica.view.uncached_tokens + self.dispatcher.outputs.expected(
+            tracked.request.service_class, tracked.request.max_tokens, tracked.request.expected_tokens
+        )
+        ledger = replica.ledger
+        if ledger.in_flight and not replica.kv.fits(need, ledger.kv_tokens, now, self.settings, batch=fill):
+            return None
+        return [self._send(tracked, pool, choice, now)]
+
+    def _send(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> Decision:
+        self.leave(tracked)
+        decision = self.dispatcher.dispatch(tracked, pool, choice, now)
+        self.queue.charge(tracked, tracked.service_s, now)
+        return decision
+
+    def _basic_room(self, replica: Replica, now: float) -> bool:
+        """Room for anything at all; the KV of one request is checked apart."""
+        if replica.down or now < replica.closed_until:
+            return False
+        ledger = replica.ledger
+        if self.settings.pacing and ledger.live_decodes and replica.pace.wait(now) > 0.0:
+            return False
+        if not self.settings.admission or not ledger.prefilling:
+            return True
+        rate = replica.prefill.rate
+        return ledger.backlog(now, rate) <= self._backlog_s(replica, now) * rate
+
+    def _backlog_s(self, replica: Replica, now: float) -> float:
+        return self.settings.backlog_s * replica.ramp(now)
+
+    def _spare(self, replica: Replica, tracked: Tracked, now: float) -> bool:
+        """Room for work that only fills: nobody else waits, or its lane is below its floor."""
+        lane = self.queue.lane(tracked.request.model, tracked.service_class)
+        if self.queue.below_floor(lane, now):
+            return True
+        others = self.queue.count - sum(
+            n for name, n in self.queue.held_by_class().items() if name == tracked.service_class.name
+        )
+        if others > 0:
+            return False
+        ledger, rate = replica.ledger, replica.prefill.rate
+        if ledger.prefilling and ledger.backlog(now, rate) > 0.5 * self.settings.backlog_s * rate:
+            return False
+        return not self.settings.pacing or not ledger.live_decodes or replica.pace.level >= 0.0
+
+    def _take_back(self, replica: Replica, now: float) -> list[Decision]:
+        """Fill-only requests there that have not answered yet return to the queue."""
+        decisions: list[Decision] = []
+        for tracked in list(replica.fill.values()):
+            self.dispatcher.release(tracked, Outcome.CANCELLED, None, now)
+            tracked.attempts -= 1
+            tracked.tried.discard(replica.id)
+            replica.pace.spend(-tracked.service_s, now)
+            self.hold(tracked, Choice(None), now)
+            decisions.append(Abort(tracked.request.id, "taken_back", requeue=True))
+        return decisions
+
+    def _anyone_has_room(self, now: float) -> bool:
+        return any(self._basic_room(r, now) for r in self.dispatcher.fleet.replicas.values())
+
+    def _park(self, tracked: Tracked, choice: Choice, now: float) -> None:
+        self._unpark(tracked)
+        tracked.looked_at = now
+        if choice.replica_id is not None:
+            replica = self.dispatcher.fleet.replicas[choice.replica_id]
+            tracked.preferred, tracked.parked_s = replica, replica.view.uncached_tokens / replica.prefill.rate
+            replica.parked_s += tracked.parked_s
+            tracked.service_s = tracked.parked_s
+
+    def _unpark(self, tracked: Tracked) -> None:
+        replica = tracked.preferred
+        if replica is not None:
+            replica.parked_s = max(0.0, replica.parked_s - tracked.parked_s)
+            tracked.preferred, tracked.parked_s = None, 0.0
+        tracked.looked_at = -NEVER
+
+    def _set_latest_start(self, tracked: Tracked, pool: Pool) -> None:
+        """Deadline minus margin x the best service any open replica offers; from the views of the last look."""
+        request = tracked.request
+        best = min((r.prefill.overhead_s + r.view.uncached_tokens / r.prefill.rate for r in pool.open), default=0.0)
+        tracked.service_s = best
+        q = self.dispatcher.margins.of(request.service_class).q if self.settings.admission else 0.0
+        latest = request.received_at + self.settings.default_max_wait_s
+        if request.ttft_deadline is not None:
+            latest = min(latest, request.ttft_deadline - q * best)
+        if request.deadline is not None:
+            latest = min(latest, request.deadline - q * (best + self._decode_s(tracked, pool)))
+        if tracked.service_class.max_wait_s is not None:
+            latest = min(latest, request.received_at + tracked.service_class.max_wait_s)
+        tracked.latest_start = latest
+
+    def _decode_s(self, tracked: Tracked, pool: Pool) -> float:
+        request = tracked.request
+        if not request.generates:
+            return 0.0
+        tokens = self.dispatcher.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
+        return tokens * min((r.view.predicted_tpot_s for r in pool.open), default=0.0)
+
+    def _due(self, tracked: Tracked) -> float:
+        request = tracked.request
+        if request.ttft_deadline is not None:
+            return request.ttft_deadline
+        return request.deadline if request.deadline is not None else tracked.latest_start
+
+    def _retry_after(self, tracked: Tracked, now: float) -> float:
+        """Predicted drain of what is held, with 20 % jitter so that refused clients do not return together."""
+        pool = self.dispatcher.fleet.pool(tracked.request)
+        capacity, busy, _ = self._capacity(pool, now)
+        waiting = sum(r.parked_s for r in pool.replicas)
+        drain = (busy + waiting) / capacity if capacity > 0.0 else 1.0
+        return max(1.0, drain) * self.rng.uniform(0.8, 1.2)

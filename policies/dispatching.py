@@ -1,0 +1,143 @@
+"""Sending one request: ask the policy, charge the ledgers, and later give everything back in one place.
+
+The charge is made with the decision, before any I/O, so that the next decision already sees it. Trade-off: a request
+whose connect then fails was counted as load for that long, which is what keeps a dead replica from attracting more.
+"""
+
+from __future__ import annotations
+
+from policies.fleet_state import Fleet, Pool, Replica
+from policies.ledger import Charge
+from policies.model import Alternative, Choice, Completed, Dispatch, Dispatched, FirstToken, Outcome, Prediction, Usage
+from policies.policy import RoutingPolicy
+from policies.predictor import Errors, Margins, OutputPrior
+from policies.settings import Settings
+from policies.sight import Sight
+from policies.tracked import Tracked
+
+
+class Dispatcher:
+    """Owns what is learnt from dispatches: fits, margins, output lengths, prediction errors."""
+
+    def __init__(self, policy: RoutingPolicy, settings: Settings) -> None:
+        self.policy = policy
+        self.settings = settings
+        self.fleet = Fleet(settings)
+        self.sight = Sight(settings)
+        self.outputs = OutputPrior()
+        self.margins = Margins(settings.target_attainment)
+        self.errors = Errors()
+
+    def choose(self, tracked: Tracked, pool: Pool, now: float) -> Choice:
+        """Refreshes the views and asks the policy; the views stay valid until the next look."""
+        self.sight.look(pool, tracked, now)
+        return self.policy.choose(tracked.request, pool.view, now)
+
+    def dispatch(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> Dispatch:
+        """Charges `choice`, whose replica id must be set, from the views of the look just made."""
+        request = tracked.request
+        assert choice.replica_id is not None
+        replica = self.fleet.replicas[choice.replica_id]
+        view, fit, ledger = replica.view, replica.prefill, replica.ledger
+        uncached = view.uncached_tokens
+        output = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
+        ahead = ledger.backlog(now, fit.rate) + replica.peers_tokens(now)
+        ttft = fit.overhead_s + (ahead + uncached) / fit.rate
+        service = uncached / fit.rate
+        prediction = Prediction(
+            ttft, view.predicted_tpot_s, int(uncached + 0.5), int(view.cached_tokens + 0.5), view.scraped_age_s
+        )
+        alternatives = self._alternatives(pool, replica, choice) if len(pool.open) > 1 else ()
+        charge = Charge(
+            uncached,
+            request.prompt_tokens + (output if request.generates else 0.0),
+            now,
+            request.streams and request.generates,
+            now + ttft,
+        )
+        ledger.charge(request.id, charge)
+        replica.kv.charge(uncached + output)
+        if request.streams:
+            replica.pace.enter(request.tpot_s)
+        if ledger.live_decodes == 0:
+            replica.pace.clear(now)
+        replica.pace.spend(service, now)
+        self.sight.dispatched(request, replica)
+        if tracked.service_class.fill_only:
+            replica.fill[request.id] = tracked
+        tracked.replica, tracked.charge, tracked.started = replica, charge, False
+        tracked.predicted_ttft_s, tracked.cached_tokens = ttft, view.cached_tokens
+        tracked.service_s = service
+        tracked.attempts += 1
+        tracked.tried.add(replica.id)
+        self.policy.observe(Dispatched(request, replica.id), now)
+        return Dispatch(request.id, replica.id, choice.reason, prediction, alternatives)
+
+    def first_token(self, tracked: Tracked, now: float) -> None:
+        replica, charge = tracked.replica, tracked.charge
+        if replica is None or charge is None or tracked.started:
+            return
+        tracked.started = True
+        request = tracked.request
+        replica.fill.pop(request.id, None)
+        since = replica.ledger.busy_since(charge)
+        done = replica.ledger.first_token(request.id, charge, now)
+        if done and now > since and all(c.clocked for c in done):
+            tokens = sum(c.uncached_tokens for c in done)
+            replica.prefill.add(tokens, now - since, self.fleet.prior)
+            self.fleet.prior.add(tokens, now - since, None)
+        ttft = now - charge.dispatched_at
+        if charge.clocked and not charge.stale:
+            self.margins.of(request.service_class).observe(ttft, max(tracked.predicted_ttft_s, 1e-3))
+            self.errors.observe(ttft, tracked.predicted_ttft_s)
+        self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
+
+    def release(self, tracked: Tracked, outcome: Outcome, usage: Usage | None, now: float) -> None:
+        """The one place where an attempt gives back what it was charged. A request that is not out gives nothing."""
+        replica, charge, request = tracked.replica, tracked.charge, tracked.request
+        if replica is None or charge is None:
+            return
+        replica.ledger.release(request.id, charge, now)
+        replica.fill.pop(request.id, None)
+        if request.streams:
+            replica.pace.leave(request.tpot_s)
+        if outcome is Outcome.SUCCESS:
+            self._learn(tracked, replica, usage)
+        elif not tracked.started and not charge.stale and request.chain:
+            per_chunk = self.sight.tokens_per_chunk(request)
+            kept = int(tracked.cached_tokens / per_chunk) if per_chunk else 0
+            if self.fleet.replicas.get(replica.id) is replica:
+                self.sight.index.forget(replica.id, request.chain, kept)
+        tracked.replica = tracked.charge = None
+        self.policy.observe(Completed(request, replica.id, outcome, usage, now - charge.dispatched_at), now)
+
+    def _learn(self, tracked: Tracked, replica: Replica, usage: Usage | None) -> None:
+        request = tracked.request
+        output = usage.completion_tokens if usage is not None and usage.completion_tokens else 0
+        if output:
+            self.outputs.observe(request.service_class, output)
+        if self.fleet.replicas.get(replica.id) is not replica or (tracked.charge is not None and tracked.charge.stale):
+            return
+        self.sight.finished(request, replica, output)
+        if usage is None:
+            return
+        if usage.prompt_tokens:
+            self.sight.bytes_per_token.observe(request.model, request.prompt_bytes, usage.prompt_tokens)
+        if usage.cached_tokens is not None:
+            self.sight.reported(replica, tracked.cached_tokens, usage.cached_tokens)
+
+    def _alternatives(self, pool: Pool, chosen: Replica, choice: Choice) -> tuple[Alternative, ...]:
+        if self.settings.alternatives <= 0:
+            return ()
+        scores = dict(choice.scores)
+        others = [r.view for r in pool.open if r is not chosen]
+        if len(others) > self.settings.alternatives:
+            others = sorted(others, key=lambda v: scores.get(v.id, float("inf")))[: self.settings.alternatives]
+        return tuple(
+            [
+                Alternative(
+                    v.id, scores.get(v.id, 0.0), int(v.cached_tokens + 0.5), v.predicted_ttft_s, v.scraped_age_s
+                )
+                for v in others
+            ]
+        )
