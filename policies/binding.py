@@ -4,7 +4,8 @@ A replica has room when it is out of pacing debt, has at most `backlog_s` of pre
 request is decided on arrival, and again whenever room appears, in the queue's order: feasible replicas first, then the
 policy's choice; when the chosen replica has no room it is parked there and waits (a warm replica soon free may be
 better than a cold one now; what is parked counts as that replica's backlog for everybody else). At its latest start
-it is refused, or sent anyway if its class may not be shed. Under overload `surplus` is refused early.
+it is refused, or sent anyway if its class may not be shed. Under overload what costs most is refused at arrival
+(`price.py`); dropping held requests by the same rule (Moore-Hodgson over the queue) was measured and is worse.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from __future__ import annotations
 import heapq
 import random
 
-from policies.admission import SizeFairness, StickyRefusals, surplus
+from policies.admission import SizeFairness, StickyRefusals
 from policies.dispatching import Dispatcher
 from policies.fleet_state import Pool, Replica
 from policies.model import Abort, Choice, Decision, Hold, Outcome, Shed
+from policies.price import Price
 from policies.queue import HeldQueue
 from policies.settings import Settings
 from policies.tracked import Tracked
 
-PRUNE_S = 0.1  # how often the held requests are checked together
 LOOK_AGAIN_S = 0.25  # a parked request is decided again at least this often while somebody has room
 LOOKS = 8  # decisions at most for one place: bounds the cost of a wake
 NEVER = float("inf")
@@ -35,12 +36,11 @@ class LateBinding:
         self.rng = rng
         self.queue = HeldQueue()
         self.fairness = SizeFairness(settings.size_fairness)
+        self.price = Price(self.fairness)
         self.sticky = StickyRefusals()
         self.shed_by_reason: dict[str, int] = {}
-        self.taken_back: list[Tracked] = []
         self._expiry: list[tuple[float, int, Tracked]] = []
         self._expiry_seq = 0
-        self._prune_at = 0.0
 
     # -- arrival and retry -------------------------------------------------------------------------------------
 
@@ -65,6 +65,10 @@ class LateBinding:
         self._set_latest_start(tracked, pool)
         if self.settings.admission and sheddable and now > tracked.latest_start:
             return [*before, self.refuse(tracked, "infeasible", now)]
+        if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
+            cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
+            if self.price.too_dear(request.prompt_tokens, cost, self._capacity(pool), now):
+                return [*before, self.refuse(tracked, "infeasible", now, late=False)]
         sent = self._send_if_room(tracked, pool, choice, now)
         if sent is not None:
             return [*before, *sent]
@@ -84,10 +88,12 @@ class LateBinding:
         self._unpark(tracked)
         self.queue.remove(tracked)
 
-    def refuse(self, tracked: Tracked, reason: str, now: float) -> Shed:
+    def refuse(self, tracked: Tracked, reason: str, now: float, *, late: bool = True) -> Shed:
         self.leave(tracked)
         request = tracked.request
         self.shed_by_reason[reason] = self.shed_by_reason.get(reason, 0) + 1
+        if late and reason == "infeasible":
+            self.price.refused_late()
         if reason != "no_replica":
             self.fairness.refused(request.prompt_tokens)
             self.sticky.refuse(request.session, now + self.settings.sticky_shed_s)
@@ -106,9 +112,6 @@ class LateBinding:
         if not self.queue.count:
             return []
         decisions = self._expire(now)
-        if self.settings.admission and now >= self._prune_at:
-            self._prune_at = now + PRUNE_S
-            decisions += self._prune(now)
         looks = LOOKS
         while looks > 0 and self.queue.count and self._anyone_has_room(now):
             sent = None
@@ -132,7 +135,7 @@ class LateBinding:
         return decisions
 
     def next_wake(self, now: float) -> float | None:
-        """When something may change without an event: a latest start, a bucket out of debt, the next prune."""
+        """When something may change without an event: a latest start, a bucket out of debt, a backlog worked off."""
         if not self.queue.count:
             return None
         while self._expiry and not self._expiry[0][2].held:
@@ -144,13 +147,9 @@ class LateBinding:
                 ready += replica.pace.wait(now)
             ready = max(ready, replica.closed_until)
             if self.settings.admission:
-                rate = replica.prefill.rate
-                excess = replica.ledger.backlog(now, rate) - self._backlog_s(replica, now) * rate
-                ready = max(ready, now + excess / rate)
+                ready = max(ready, now + replica.ledger.backlog_s(now) - self._backlog_s(replica, now))
             if ready > now:
                 soonest = min(soonest, ready)
-        if self.settings.admission:
-            soonest = min(soonest, max(self._prune_at, now + 0.01))
         return max(soonest, now + 0.001)
 
     def _expire(self, now: float) -> list[Decision]:
@@ -171,33 +170,11 @@ class LateBinding:
                 decisions.append(self._send(tracked, pool, choice, now))
         return decisions
 
-    def _prune(self, now: float) -> list[Decision]:
-        decisions: list[Decision] = []
-        by_pool: dict[int, tuple[Pool, list[Tracked]]] = {}
-        for tracked in self.queue.everything():
-            if not tracked.service_class.fill_only:
-                pool = self.dispatcher.fleet.pool(tracked.request)
-                by_pool.setdefault(id(pool), (pool, []))[1].append(tracked)
-        for pool, held in by_pool.values():
-            capacity, busy, overhead = self._capacity(pool, now)
-            if capacity > 0.0:
-                for tracked in surplus(held, now, capacity, busy, self.fairness, overhead):
-                    decisions.append(self.refuse(tracked, "infeasible", now))
-        return decisions
-
-    def _capacity(self, pool: Pool, now: float) -> tuple[float, float, float]:
-        """Prefill seconds per second, prefill seconds already owed, and mean overhead of a pool."""
-        capacity = busy = overhead = 0.0
-        for replica in pool.open:
-            rate = 1.0
-            if self.settings.pacing and replica.ledger.live_decodes:
-                rate = replica.pace.rate
-                busy += max(0.0, -replica.pace.level)
-            else:
-                busy += replica.ledger.backlog(now, replica.prefill.rate) / replica.prefill.rate
-            capacity += rate
-            overhead += replica.prefill.overhead_s
-        return capacity, busy, overhead / max(1, len(pool.open))
+    def _capacity(self, pool: Pool) -> float:
+        """Prefill seconds per second that a pool is believed to serve."""
+        if not self.settings.pacing:
+            return float(len(pool.open))
+        return sum([r.pace.rate if r.ledger.live_decodes else 1.0 for r in pool.open])
 
     # -- one request -------------------------------------------------------------------------------------------
 
@@ -238,6 +215,7 @@ class LateBinding:
         self.leave(tracked)
         decision = self.dispatcher.dispatch(tracked, pool, choice, now)
         self.queue.charge(tracked, tracked.service_s, now)
+        self.price.dispatched()
         return decision
 
     def _basic_room(self, replica: Replica, now: float) -> bool:
@@ -249,8 +227,7 @@ class LateBinding:
             return False
         if not self.settings.admission or not ledger.prefilling:
             return True
-        rate = replica.prefill.rate
-        return ledger.backlog(now, rate) <= self._backlog_s(replica, now) * rate
+        return ledger.backlog_s(now) <= self._backlog_s(replica, now)
 
     def _backlog_s(self, replica: Replica, now: float) -> float:
         return self.settings.backlog_s * replica.ramp(now)
@@ -265,10 +242,10 @@ class LateBinding:
         )
         if others > 0:
             return False
-        ledger, rate = replica.ledger, replica.prefill.rate
-        if ledger.prefilling and ledger.backlog(now, rate) > 0.5 * self.settings.backlog_s * rate:
+        ledger = replica.ledger
+        if ledger.prefilling and ledger.backlog_s(now) > 0.5 * self.settings.backlog_s:
             return False
-        return not self.settings.pacing or not ledger.live_decodes or replica.pace.level >= 0.0
+        return True
 
     def _take_back(self, replica: Replica, now: float) -> list[Decision]:
         """Fill-only requests there that have not answered yet return to the queue."""
@@ -290,7 +267,7 @@ class LateBinding:
         tracked.looked_at = now
         if choice.replica_id is not None:
             replica = self.dispatcher.fleet.replicas[choice.replica_id]
-            tracked.preferred, tracked.parked_s = replica, replica.view.uncached_tokens / replica.prefill.rate
+            tracked.preferred, tracked.parked_s = replica, replica.service_s
             replica.parked_s += tracked.parked_s
             tracked.service_s = tracked.parked_s
 
@@ -304,8 +281,8 @@ class LateBinding:
     def _set_latest_start(self, tracked: Tracked, pool: Pool) -> None:
         """Deadline minus margin x the best service any open replica offers; from the views of the last look."""
         request = tracked.request
-        best = min((r.prefill.overhead_s + r.view.uncached_tokens / r.prefill.rate for r in pool.open), default=0.0)
-        tracked.service_s = best
+        best = min((r.prefill.overhead_s + r.service_s for r in pool.open), default=0.0)
+        tracked.service_s = min((r.service_s for r in pool.open), default=0.0)
         q = self.dispatcher.margins.of(request.service_class).q if self.settings.admission else 0.0
         latest = request.received_at + self.settings.default_max_wait_s
         if request.ttft_deadline is not None:
@@ -332,7 +309,7 @@ class LateBinding:
     def _retry_after(self, tracked: Tracked, now: float) -> float:
         """Predicted drain of what is held, with 20 % jitter so that refused clients do not return together."""
         pool = self.dispatcher.fleet.pool(tracked.request)
-        capacity, busy, _ = self._capacity(pool, now)
-        waiting = sum(r.parked_s for r in pool.replicas)
-        drain = (busy + waiting) / capacity if capacity > 0.0 else 1.0
+        capacity = self._capacity(pool)
+        ahead = sum(r.parked_s + r.ledger.backlog_s(now) for r in pool.replicas)
+        drain = ahead / capacity if capacity > 0.0 else 1.0
         return max(1.0, drain) * self.rng.uniform(0.8, 1.2)

@@ -142,7 +142,7 @@ class Balancer:
             case Removed():
                 self._lost(replica)
                 self.binding.forget_preferences(replica)
-                self.dispatcher.sight.index.remove(replica.id)
+                self.dispatcher.affinity.remove(replica.id)
                 self.fleet.remove(replica.id)
             case Draining():
                 replica.draining = event.draining
@@ -202,11 +202,11 @@ class Balancer:
     def backlog_tokens(self, replica_id: str, now: float) -> float:
         """W of one replica; 0 for an unknown one."""
         replica = self.fleet.replicas.get(replica_id)
-        return 0.0 if replica is None else replica.ledger.backlog(now, replica.prefill.rate)
+        return 0.0 if replica is None else replica.ledger.backlog(now)
 
     def prompt_tokens(self, model: str, prompt_bytes: int) -> int:
         """Estimate from the learnt bytes per token of a model."""
-        return max(1, round(self.dispatcher.sight.bytes_per_token.tokens(model, prompt_bytes)))
+        return max(1, round(self.dispatcher.affinity.bytes_per_token.tokens(model, prompt_bytes)))
 
     def snapshot(self) -> dict[str, Any]:
         """What the core believes now, for metrics and the admin pages. Plain values only."""
@@ -218,7 +218,10 @@ class Balancer:
             "margins": self.dispatcher.margins.values(),
             "prediction_error": self.dispatcher.errors.relative,
             "prediction_bias": self.dispatcher.errors.bias,
-            "replicas": {r.id: r.snapshot(self._now) for r in self.fleet.replicas.values()},
+            "replicas": {
+                r.id: r.snapshot(self._now) | {"prefix_precision": self.dispatcher.affinity.precision(r.id)}
+                for r in self.fleet.replicas.values()
+            },
         }
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -247,12 +250,8 @@ class Balancer:
         if known is not None:  # new models or weight; what runs there stays
             known.described(event)
             return known
-        slot = self.dispatcher.sight.index.add(event.replica_id)
-        replica = self.fleet.add(event, slot, now)
-        if replica.kv.capacity is not None:
-            replica.view.kv_capacity_tokens = None
-            self.dispatcher.sight.sized(replica, next(iter(event.models), ""))
-        return replica
+        slot = self.dispatcher.affinity.add(event.replica_id, event.weight, event.kv_capacity_tokens)
+        return self.fleet.add(event, slot, now)
 
     def _lost(self, replica: Replica) -> None:
         """All that ran on it is gone; the shell will report each attempt as failed."""
@@ -260,7 +259,7 @@ class Balancer:
         replica.ledger.restart([t.charge for t in there if t.charge is not None])
         replica.fill.clear()
         replica.kv.restarted()
-        self.dispatcher.sight.index.clear(replica.id)
+        self.dispatcher.affinity.restarted(replica.id)
 
     def _scraped(self, replica: Replica, event: Scraped) -> None:
         was_down = replica.down
@@ -271,7 +270,9 @@ class Balancer:
             if t.replica is replica and t.charge is not None
         )
         replica.kv.scraped(event, growth, self.settings)
-        self.dispatcher.sight.sized(replica, next(iter(replica.models), ""))
+        if replica.kv.capacity is not None:
+            replica.view.kv_capacity_tokens = replica.kv.capacity
+            self.dispatcher.affinity.capacity(replica.id, replica.kv.capacity)
         if event.adapters_running or event.adapters_waiting or event.max_adapters is not None:
             loaded = frozenset(event.adapters_running) | frozenset(event.adapters_waiting)
             replica.view.adapters = loaded

@@ -6,6 +6,7 @@ whose connect then fails was counted as load for that long, which is what keeps 
 
 from __future__ import annotations
 
+from policies.affinity import Affinity
 from policies.fleet_state import Fleet, Pool, Replica
 from policies.ledger import Charge
 from policies.model import Alternative, Choice, Completed, Dispatch, Dispatched, FirstToken, Outcome, Prediction, Usage
@@ -23,7 +24,8 @@ class Dispatcher:
         self.policy = policy
         self.settings = settings
         self.fleet = Fleet(settings)
-        self.sight = Sight(settings)
+        self.affinity = Affinity(settings.prior_bytes_per_token)
+        self.sight = Sight(self.affinity, settings)
         self.outputs = OutputPrior()
         self.margins = Margins(settings.target_attainment)
         self.errors = Errors()
@@ -38,20 +40,19 @@ class Dispatcher:
         request = tracked.request
         assert choice.replica_id is not None
         replica = self.fleet.replicas[choice.replica_id]
-        view, fit, ledger = replica.view, replica.prefill, replica.ledger
-        uncached = view.uncached_tokens
+        view, ledger = replica.view, replica.ledger
+        uncached, ttft, service = view.uncached_tokens, replica.engine_ttft_s, replica.service_s
         output = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
-        ahead = ledger.backlog(now, fit.rate) + replica.peers_tokens(now)
-        ttft = fit.overhead_s + (ahead + uncached) / fit.rate
-        service = uncached / fit.rate
         prediction = Prediction(
             ttft, view.predicted_tpot_s, int(uncached + 0.5), int(view.cached_tokens + 0.5), view.scraped_age_s
         )
         alternatives = self._alternatives(pool, replica, choice) if len(pool.open) > 1 else ()
         charge = Charge(
             uncached,
+            service,
             request.prompt_tokens + (output if request.generates else 0.0),
             now,
+            uncached * (view.cached_tokens + 0.5 * uncached),
             request.streams and request.generates,
             now + ttft,
         )
@@ -62,7 +63,7 @@ class Dispatcher:
         if ledger.live_decodes == 0:
             replica.pace.clear(now)
         replica.pace.spend(service, now)
-        self.sight.dispatched(request, replica)
+        self.affinity.dispatched(request, replica.id, self.sight.last, choice.reason, service, now)
         if tracked.service_class.fill_only:
             replica.fill[request.id] = tracked
         tracked.replica, tracked.charge, tracked.started = replica, charge, False
@@ -83,9 +84,9 @@ class Dispatcher:
         since = replica.ledger.busy_since(charge)
         done = replica.ledger.first_token(request.id, charge, now)
         if done and now > since and all(c.clocked for c in done):
-            tokens = sum(c.uncached_tokens for c in done)
-            replica.prefill.add(tokens, now - since, self.fleet.prior)
-            self.fleet.prior.add(tokens, now - since, None)
+            tokens, context = sum(c.uncached_tokens for c in done), sum(c.context for c in done)
+            replica.prefill.add(tokens, context, now - since, self.fleet.prior)
+            self.fleet.prior.add(tokens, context, now - since, None)
         ttft = now - charge.dispatched_at
         if charge.clocked and not charge.stale:
             self.margins.of(request.service_class).observe(ttft, max(tracked.predicted_ttft_s, 1e-3))
@@ -101,30 +102,14 @@ class Dispatcher:
         replica.fill.pop(request.id, None)
         if request.streams:
             replica.pace.leave(request.tpot_s)
-        if outcome is Outcome.SUCCESS:
-            self._learn(tracked, replica, usage)
-        elif not tracked.started and not charge.stale and request.chain:
-            per_chunk = self.sight.tokens_per_chunk(request)
-            kept = int(tracked.cached_tokens / per_chunk) if per_chunk else 0
-            if self.fleet.replicas.get(replica.id) is replica:
-                self.sight.index.forget(replica.id, request.chain, kept)
+        if outcome is Outcome.SUCCESS and usage is not None and usage.completion_tokens:
+            self.outputs.observe(request.service_class, usage.completion_tokens)
+        done = outcome is Outcome.SUCCESS
+        self.affinity.ended(
+            request, replica.id, usage if done else None, (done or tracked.started) and not charge.stale
+        )
         tracked.replica = tracked.charge = None
         self.policy.observe(Completed(request, replica.id, outcome, usage, now - charge.dispatched_at), now)
-
-    def _learn(self, tracked: Tracked, replica: Replica, usage: Usage | None) -> None:
-        request = tracked.request
-        output = usage.completion_tokens if usage is not None and usage.completion_tokens else 0
-        if output:
-            self.outputs.observe(request.service_class, output)
-        if self.fleet.replicas.get(replica.id) is not replica or (tracked.charge is not None and tracked.charge.stale):
-            return
-        self.sight.finished(request, replica, output)
-        if usage is None:
-            return
-        if usage.prompt_tokens:
-            self.sight.bytes_per_token.observe(request.model, request.prompt_bytes, usage.prompt_tokens)
-        if usage.cached_tokens is not None:
-            self.sight.reported(replica, tracked.cached_tokens, usage.cached_tokens)
 
     def _alternatives(self, pool: Pool, chosen: Replica, choice: Choice) -> tuple[Alternative, ...]:
         if self.settings.alternatives <= 0:

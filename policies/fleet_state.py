@@ -6,7 +6,6 @@ One mutable owner: the core. The `ReplicaView` objects are made once per replica
 
 from __future__ import annotations
 
-from policies.feedback import Precision
 from policies.kv import KVHeadroom
 from policies.ledger import WorkLedger
 from policies.model import Added, FleetView, PeerLoad, ReplicaView, Request, Scraped
@@ -20,9 +19,9 @@ class Replica:
     """State of one replica. `open` is what may be dispatched to, panic mode applied."""
 
     __slots__ = (
-        "adapters_served", "added_at", "closed_until", "decode", "draining", "ejected", "fill", "id", "kv", "ledger",
-        "models", "pace", "parked_s", "peers", "precision", "prefill", "scraped", "slot", "slow_start_s", "statistical",
-        "ttft_s", "view",
+        "adapters_served", "added_at", "closed_until", "decode", "draining", "ejected", "fill", "id", "engine_ttft_s",
+        "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "scraped", "service_s", "slot", "slow_start_s",
+        "statistical", "ttft_s", "view",
     )  # fmt: skip
 
     def __init__(self, event: Added, slot: int, prior: PrefillFit, now: float) -> None:
@@ -33,8 +32,9 @@ class Replica:
         self.pace = Pace()
         self.kv = KVHeadroom(None if event.kv_capacity_tokens is None else float(event.kv_capacity_tokens))
         self.prefill = PrefillFit(event.prefill_rate or prior.rate, prior.overhead_s)
+        if event.prefill_rate is None:
+            self.prefill.adopt(prior)
         self.decode = DecodeFit()
-        self.precision = Precision()
         self.draining = self.ejected = self.statistical = False
         self.closed_until = float("-inf")  # it said it is full: nothing more until then
         self.added_at, self.slow_start_s = now, event.slow_start_s
@@ -42,7 +42,10 @@ class Replica:
         self.peers: PeerLoad | None = None
         self.parked_s = 0.0  # prefill seconds of held requests that would go here
         self.fill: dict[str, Tracked] = {}  # requests that only fill, sent here and not answered yet
-        self.ttft_s = 0.0  # predicted for the request looked at last, without what is parked
+        # of the request looked at last, in predicted seconds:
+        self.service_s = 0.0  # its prefill alone
+        self.engine_ttft_s = 0.0  # if it were dispatched now
+        self.ttft_s = 0.0  # with the wait for the pace before that
         self.view = ReplicaView(event.replica_id)
         self.view.prefill_rate = self.prefill.rate
         self.view.kv_capacity_tokens = self.kv.capacity
@@ -77,20 +80,19 @@ class Replica:
         """Plain values for metrics; seconds, tokens, shares."""
         return {
             "available": not self.down and not self.ejected,
-            "backlog_tokens": self.ledger.backlog(now, self.prefill.rate),
+            "backlog_tokens": self.ledger.backlog(now),
+            "backlog_s": self.ledger.backlog_s(now),
             "in_flight": self.ledger.in_flight,
             "live_decodes": self.ledger.live_decodes,
             "parked_s": self.parked_s,
             "prefill_rate": self.prefill.rate,
             "overhead_s": self.prefill.overhead_s,
             "pace_rate": self.pace.rate,
-            "pace_safety": self.pace.safety,
-            "pace_share": self.pace.share,
+            "pace_closed_share": self.pace.closed_share,
             "decode_step_s": self.decode.idle_s,
             "prefill_step_s": self.decode.busy_s,
             "kv_capacity_tokens": self.kv.capacity,
             "kv_free_tokens": self.kv.free(self.ledger.kv_tokens, now),
-            "prefix_precision": self.precision.value,
         }
 
     def peers_tokens(self, now: float) -> float:
@@ -102,11 +104,12 @@ class Replica:
 class Pool:
     """The replicas that serve one model or adapter, in order of addition."""
 
-    __slots__ = ("open", "replicas", "view")
+    __slots__ = ("by_id", "open", "replicas", "view")
 
     def __init__(self, replicas: list[Replica]) -> None:
         self.replicas = replicas
         self.view = FleetView([r.view for r in replicas])
+        self.by_id = {r.id: r for r in replicas}
         self.open: list[Replica] = []  # may be dispatched to
 
     def refresh(self, panic_share: float) -> None:

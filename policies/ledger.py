@@ -3,7 +3,7 @@
 Charged when the decision is made, before any I/O, and released in one place (`release`), so a fast error
 or a slow connect never looks like an idle replica. vLLM prefills first come, first served, hence the
 first-token clock: a first token proves that everything dispatched before it on that replica is
-prefilled. Between first tokens only the head drains: W(t) = behind + max(0, head - R x (t - start)), so
+prefilled. Between first tokens only the head drains: W(t) = behind + head x (1 - elapsed / its seconds), so
 a stuck replica keeps its backlog. Requests that show no first token (not streamed, or nothing to
 generate) give their prefill back at the predicted instant. A charge belongs to its request and has no
 age limit: a lease that expired by age would make a slow replica look empty.
@@ -20,10 +20,12 @@ class Charge:
     """One open dispatch. `prefilling` turns false at its first token or at the predicted instant."""
 
     uncached_tokens: float
+    service_s: float  # predicted prefill seconds of this request alone
     kv_tokens: float
     dispatched_at: float
-    clocked: bool  # streams and generates: its first token can be seen
-    release_at: float  # predicted end of prefill, used when it is not clocked
+    context: float = 0.0  # u (h + u/2), for the fit
+    clocked: bool = True  # streams and generates: its first token can be seen
+    release_at: float = 0.0  # predicted end of prefill, used when it is not clocked
     prefilling: bool = True
     decoding: bool = False
     stale: bool = False  # the replica restarted since: only in_flight is still owed
@@ -32,7 +34,16 @@ class Charge:
 class WorkLedger:
     """Account of one replica. Every operation is O(1) amortised."""
 
-    __slots__ = ("_head_since", "_pending", "_queued", "_unclocked", "in_flight", "kv_tokens", "live_decodes")
+    __slots__ = (
+        "_head_since",
+        "_pending",
+        "_queued",
+        "_queued_s",
+        "_unclocked",
+        "in_flight",
+        "kv_tokens",
+        "live_decodes",
+    )
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -40,6 +51,7 @@ class WorkLedger:
         self.kv_tokens = 0.0
         self._pending: dict[str, Charge] = {}  # not yet prefilled, in order of dispatch
         self._queued = 0.0  # sum of their uncached tokens
+        self._queued_s = 0.0  # and of their predicted seconds
         self._unclocked = 0  # how many of them show no first token
         self._head_since = 0.0  # when the head of the queue began to drain
 
@@ -48,17 +60,26 @@ class WorkLedger:
             self._head_since = charge.dispatched_at
         self._pending[request_id] = charge
         self._queued += charge.uncached_tokens
+        self._queued_s += charge.service_s
         self._unclocked += not charge.clocked
         self.in_flight += 1
         self.kv_tokens += charge.kv_tokens
 
-    def backlog(self, now: float, prefill_rate: float) -> float:
+    def backlog(self, now: float) -> float:
         """W: uncached tokens dispatched and, as far as the clock shows, not yet prefilled. Never negative."""
         if self._unclocked:
             self._settle(now)
         for head in self._pending.values():
-            drained = min(head.uncached_tokens, max(0.0, (now - self._head_since) * prefill_rate))
-            return max(0.0, self._queued - drained)
+            done = (now - self._head_since) / head.service_s if head.service_s > 0.0 else 1.0
+            return max(0.0, self._queued - head.uncached_tokens * min(1.0, max(0.0, done)))
+        return 0.0
+
+    def backlog_s(self, now: float) -> float:
+        """The same in predicted prefill seconds."""
+        if self._unclocked:
+            self._settle(now)
+        for head in self._pending.values():
+            return max(0.0, self._queued_s - min(head.service_s, max(0.0, now - self._head_since)))
         return 0.0
 
     @property
@@ -115,7 +136,7 @@ class WorkLedger:
             charge.stale = True
             charge.prefilling = charge.decoding = False
         self._pending.clear()
-        self._queued = self.kv_tokens = 0.0
+        self._queued = self._queued_s = self.kv_tokens = 0.0
         self._unclocked = self.live_decodes = 0
 
     def next_settle(self) -> float | None:
@@ -136,4 +157,5 @@ class WorkLedger:
         self._unclocked -= not charge.clocked
         # an empty queue is exactly zero: sums of floats drift
         self._queued = self._queued - charge.uncached_tokens if self._pending else 0.0
+        self._queued_s = self._queued_s - charge.service_s if self._pending else 0.0
         return charge

@@ -1,12 +1,14 @@
-"""How much of its time a replica may spend in prefill while it streams: the pace.
+"""When a replica that streams may begin another prefill: the pace.
 
-A step that carries a prefill chunk takes t_p, ten or twenty times a decode-only step t_d, and every stream of
-the replica waits for it. With the share phi of time in prefill the mean time per token is
-1 / (phi/t_p + (1-phi)/t_d), so a TPOT objective s allows phi = (1/t_d - 1/s) / (1/t_d - 1/t_p). Prefill seconds are
-dispatched through a token bucket of rate safety x phi. The edge is sharp and the model is only a model, so safety is
-closed-loop: when over 5 % of the live streams run above 0.85 of their objective it shrinks by 4 % a step
-of 50 ms, else it grows by 0.004. Running means are the right signal: finished streams report too late.
-A replica without live streams harms nobody and is not paced. Trade-off: prefill waits while the GPU could take it.
+A step that carries a prefill chunk takes t_p, ten or twenty times a decode-only step t_d, and every stream of the
+replica waits for it. With the share phi of time in prefill the mean time per token is
+1 / (phi/t_p + (1-phi)/t_d), so a TPOT objective s allows phi = (1/t_d - 1/s) / (1/t_d - 1/t_p). A bucket of that rate needs
+the right rate, and one prompt of 70k tokens puts it in debt for longer than the streams need to recover. The
+streams' own running means are all the state there is, so the pace is a relay on them: no new prefill while over
+5 % of the live streams run above 0.85 of their objective, go as soon as they are back. Once they are, a long prefill is
+again affordable, since decode-only steps win back 4 tokens of mean for each one lost. A trickle of
+`pace_trickle` keeps a replica usable whose streams can never meet theirs; phi only estimates capacity.
+A replica without live streams harms nobody and is not paced. `Settings.pace` sets a fixed-rate bucket instead.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from policies.model import Pulse
 from policies.predictor import DecodeFit
 from policies.settings import Settings
 
-BURST_S = 0.5  # prefill seconds that may be saved up
+BURST_S = 0.5  # prefill seconds that a fixed rate may save up
+STALE_S = 1.0  # without a pulse for this long the relay opens: it knows nothing
+PULSE_S = 0.05
 
 
 def allowed_share(t_d: float | None, t_p: float | None, objective_s: float) -> float:
@@ -30,18 +34,19 @@ def allowed_share(t_d: float | None, t_p: float | None, objective_s: float) -> f
 
 
 class Pace:
-    """Token bucket of one replica, in prefill seconds. Negative level: in debt until it has refilled."""
+    """Relay of one replica, with the bucket of its trickle or of a fixed rate (prefill seconds; below 0: in debt)."""
 
-    __slots__ = ("_at", "gate", "_objectives", "_pulsed_at", "level", "rate", "safety", "share")
+    __slots__ = ("_at", "_fill", "_fixed", "_objectives", "_pulsed_at", "closed", "closed_share", "level", "rate")
 
     def __init__(self) -> None:
-        self.gate=False
-        self.safety = 1.0
-        self.share = 1.0  # phi
-        self.rate = 1.0
+        self.closed = False  # the relay: streams need to recover
+        self.closed_share = 0.0  # of recent time, for metrics
+        self.rate = 1.0  # prefill seconds per second it is believed to take: phi
         self.level = 0.0
         self._at = 0.0
-        self._pulsed_at: float | None = None
+        self._fill = 1.0
+        self._fixed = False
+        self._pulsed_at = float("-inf")
         self._objectives: dict[float, int] = {}  # TPOT objectives of its open streams
 
     def enter(self, tpot_s: float | None) -> None:
@@ -62,18 +67,21 @@ class Pace:
         return min(self._objectives) if self._objectives else None
 
     def wait(self, now: float) -> float:
-        """Seconds until the bucket is out of debt; 0 when it may spend now."""
+        """Seconds until it may spend, as far as can be told; 0 when it may now. Ask only while streams are live."""
+        if self._fixed:
+            self._refill(now)
+            return 0.0 if self.level >= 0.0 else -self.level / self._fill
+        if not self.closed or now - self._pulsed_at > STALE_S:
+            return 0.0
         self._refill(now)
-        import os
-        mode=os.environ.get('PM','A')
-        w= 0.0 if self.level >= 0.0 else -self.level / self.rate
-        if mode in 'CD' and self.gate: return max(w,.05)
-        if mode=='D': return 0.0
-        return w
+        return 0.0 if self.level >= 0.0 else PULSE_S
 
     def spend(self, seconds: float, now: float) -> None:
         self._refill(now)
-        self.level -= seconds
+        if self._fixed or self.closed:
+            self.level -= seconds
+        else:
+            self.level = -seconds  # an open relay forgives what was spent before
 
     def clear(self, now: float) -> None:
         """Nobody streams here: old debt harms nobody."""
@@ -81,28 +89,17 @@ class Pace:
         self.level = max(self.level, 0.0)
 
     def pulse(self, pulse: Pulse, decode: DecodeFit, settings: Settings, now: float) -> None:
-        """One control step; steps of other lengths than 50 ms count in proportion."""
         self._refill(now)
-        steps = 1.0 if self._pulsed_at is None else min(10.0, (now - self._pulsed_at) / settings.pace_step_s)
         self._pulsed_at = now
+        self._fixed = settings.pace is not None
+        self._fill = settings.pace_trickle if settings.pace is None else settings.pace
+        self.closed = pulse.live > 0 and pulse.near > settings.pace_near_share * pulse.live
+        self.closed_share += 0.005 * (self.closed - self.closed_share)
         objective = self.tightest_s
-        self.share = 1.0 if objective is None else allowed_share(decode.idle_s, decode.busy_s, objective)
-        import os
-        mode=os.environ.get('PM','A')
-        self.gate = pulse.live > 0 and pulse.near > settings.pace_near_share * pulse.live
-        if mode=='B' and self.level<0: pass
-        elif mode=='C': self.safety=1.0
-        elif mode=='D': self.safety=3.0
-        elif pulse.live > 0 and pulse.near > settings.pace_near_share * pulse.live:
-            self.safety = max(settings.pace_floor, self.safety * settings.pace_down**steps)
-        else:
-            self.safety = min(settings.pace_cap, self.safety + settings.pace_up * steps)
-        if settings.pace is not None:
-            self.rate = settings.pace
-        else:
-            self.rate = max(settings.pace_least, min(1.0, self.safety * self.share))
+        share = 1.0 if objective is None else allowed_share(decode.idle_s, decode.busy_s, objective)
+        self.rate = max(settings.pace_trickle, share) if settings.pace is None else settings.pace
 
     def _refill(self, now: float) -> None:
         if now > self._at:
-            self.level = min(BURST_S, self.level + self.rate * (now - self._at))
+            self.level = min(BURST_S, self.level + self._fill * (now - self._at))
             self._at = now

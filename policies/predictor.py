@@ -1,10 +1,10 @@
 """How long prefill and decode take on each replica, learnt from what the streams show.
 
 Prefill: the time from max(dispatch, previous first token) to a first token is one busy-period sample, free of
-queueing: s = a + u / R, fitted by least squares with forgetting, clamped, outliers winsorised, and shrunk to
-the fleet with pseudo-samples so that a new replica predicts sensibly. Decode: gaps between events while
+queueing: s = a + b u + c u (h + u/2), fitted by least squares with forgetting, clamped, outliers winsorised, and
+shrunk to the fleet with pseudo-samples so that a new replica predicts sensibly. Decode: gaps between events while
 no prefill is in progress (t_d) and while one is (t_p), as EWMAs of the pulses.
-TTFT = a + (W + u) / R. Trade-off: a linear model with an online margin (`Margin`) instead of a learnt
+TTFT = a + seconds ahead + own seconds. Trade-off: a linear model with an online margin (`Margin`) instead of a learnt
 one: it is right within tens of per cent and needs no training; the margin absorbs the rest.
 """
 
@@ -16,41 +16,66 @@ from dataclasses import dataclass
 FORGET = 0.98  # per sample: a memory of about 50
 PSEUDO = 8.0  # weight of the fleet's view in a replica's fit, in samples
 WINSOR = 4.0  # a sample counts at most this many times what was predicted: peers or priorities break FCFS
+KILO, CONTEXT = 1e3, 1e8  # units of the two regressors: keep the sums of one size
 
 
-@dataclass(slots=True)
 class PrefillFit:
-    """Weighted sums of busy-period samples (u tokens, s seconds)."""
+    """s = a + b u + c u (h + u/2): overhead, linear layers, attention of u new tokens to the h cached before them."""
 
-    rate: float  # tokens/s
-    overhead_s: float
-    weight: float = 0.0
-    u: float = 0.0
-    s: float = 0.0
-    uu: float = 0.0
-    us: float = 0.0
+    __slots__ = ("_b", "_c", "_sums", "overhead_s", "rate")
 
-    def add(self, tokens: float, seconds: float, prior: PrefillFit | None) -> None:
-        expected = self.overhead_s + tokens / self.rate
-        seconds = min(seconds, WINSOR * expected) if self.weight > 5.0 else seconds
-        for name, value in (("weight", 1.0), ("u", tokens), ("s", seconds), ("uu", tokens * tokens)):
-            setattr(self, name, getattr(self, name) * FORGET + value)
-        self.us = self.us * FORGET + tokens * seconds
-        self._solve(prior)
+    def __init__(self, rate: float, overhead_s: float) -> None:
+        self.rate = rate  # tokens/s over the mix seen
+        self.overhead_s = overhead_s
+        self._b, self._c = KILO / rate, 0.0
+        self._sums = [0.0] * 9  # weighted: 1, x, z, s, xx, xz, zz, xs, zs
 
-    def _solve(self, prior: PrefillFit | None) -> None:
-        n, u, s, uu, us = self.weight, self.u, self.s, self.uu, self.us
-        if prior is not None and prior.weight > 0.0:
-            k = PSEUDO / prior.weight
-            n, u, s, uu, us = n + PSEUDO, u + k * prior.u, s + k * prior.s, uu + k * prior.uu, us + k * prior.us
-        spread = n * uu - u * u
-        if u <= 0.0 or s <= 0.0:
+    @property
+    def weight(self) -> float:
+        return self._sums[0]
+
+    def seconds(self, uncached: float, cached: float) -> float:
+        """Prefill seconds of one request alone, without overhead."""
+        return (self._b * uncached / KILO) + self._c * uncached * (cached + 0.5 * uncached) / CONTEXT
+
+    def add(self, tokens: float, context: float, seconds: float, prior: PrefillFit | None) -> None:
+        """One busy period: `tokens` computed, `context` the sum of u (h + u/2) over its requests."""
+        x, z = tokens / KILO, context / CONTEXT
+        expected = self.overhead_s + self._b * x + self._c * z
+        s = min(seconds, WINSOR * expected) if self._sums[0] > 0.0 else seconds
+        w = 1.0 / max(expected, 0.02)  # the error grows with the length
+        sums = self._sums
+        for i, value in enumerate((1.0, x, z, s, x * x, x * z, z * z, x * s, z * s)):
+            sums[i] = sums[i] * FORGET + w * value
+        if prior is not None and prior._sums[0] > 0.0:
+            k = PSEUDO * w / prior._sums[0]
+            self._solve([a + k * b for a, b in zip(sums, prior._sums, strict=True)])
+        else:
+            self._solve(sums)
+
+    def adopt(self, prior: PrefillFit) -> None:
+        """Start from what the fleet knows."""
+        self.rate, self.overhead_s, self._b, self._c = prior.rate, prior.overhead_s, prior._b, prior._c
+
+    def _solve(self, m: list[float]) -> None:
+        """Least squares with non-negative coefficients: the largest set of regressors that gives them."""
+        n, x, z, s, xx, xz, zz, xs, zs = m
+        if xx <= 0.0 or s <= 0.0:
             return
-        slope = (n * us - u * s) / spread if spread > 0.05 * n * uu else s / u
-        overhead = (s - slope * u) / n
-        if slope <= 0.0 or overhead < 0.0:  # a line through the origin: the ratio of the sums
-            slope, overhead = s / u, 0.0
-        self.rate, self.overhead_s = 1.0 / slope, overhead
+        a = b = c = -1.0
+        det = n * (xx * zz - xz * xz) - x * (x * zz - xz * z) + z * (x * xz - xx * z)
+        if det > 1e-6 * n * xx * zz:
+            a = (s * (xx * zz - xz * xz) - x * (xs * zz - xz * zs) + z * (xs * xz - xx * zs)) / det
+            b = (n * (xs * zz - xz * zs) - s * (x * zz - xz * z) + z * (x * zs - xs * z)) / det
+            c = (n * (xx * zs - xs * xz) - x * (x * zs - xs * z) + s * (x * xz - xx * z)) / det
+        if min(a, b, c) < 0.0 and (det := xx * zz - xz * xz) > 1e-6 * xx * zz:
+            a, b, c = 0.0, (xs * zz - zs * xz) / det, (zs * xx - xs * xz) / det
+        if min(a, b, c) < 0.0 and (det := n * xx - x * x) > 1e-3 * n * xx:
+            a, b, c = (s * xx - xs * x) / det, (n * xs - x * s) / det, 0.0
+        if min(a, b, c) < 0.0 or b <= 0.0:
+            a, b, c = 0.0, s / x, 0.0
+        self.overhead_s, self._b, self._c = a, b, c
+        self.rate = KILO * x / (b * x + c * z)
 
 
 class Margin:

@@ -2,9 +2,9 @@
 
 Each model and class is a lane, each tenant in it a flow. Both levels are served by least normalised service in
 predicted GPU seconds, and whoever becomes active is lifted to the least of the active ones, so that idling
-saves nothing up (virtual token counter, Sheng et al., OSDI 2024; the same long-run shares as deficit round robin, and no quantum to
-choose). A lane below its floor share goes first; lanes that only fill go last. Inside a flow EDF is optimal while all can
-be met; when they cannot, `admission.py` removes what should not be there.
+saves nothing up (virtual token counter, Sheng et al., OSDI 2024: the long-run shares of deficit round robin, without a
+quantum). A lane below its floor share goes first; lanes that only fill go last. Inside a flow EDF is optimal while all
+can be met; what cannot is refused (`admission.py`, `price.py`).
 Trade-off: a flow is a sorted list, so insertion moves memory: 1 us at 2,000 held.
 """
 
@@ -84,7 +84,7 @@ class HeldQueue:
         flow = tracked.flow
         if flow is None:
             return
-        del flow.entries[bisect_left(flow.entries, (tracked.due, tracked.seq))]  # type: ignore[type-var]
+        del flow.entries[bisect_left(flow.entries, (tracked.due, tracked.seq))]
         tracked.flow = None
         self.count -= 1
         self.bytes -= tracked.request.prompt_bytes

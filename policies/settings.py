@@ -31,15 +31,10 @@ class Settings:
     target_attainment: float = 0.95  # of admitted requests; what the margins are learnt for
     sticky_shed_s: float = 10.0  # a session that was shed stays shed this long while the overload lasts
 
-    # pacing (controller constants are measured, see pacing.py)
-    pace: float | None = None  # a fixed share of time in prefill instead of the learnt one
-    pace_step_s: float = 0.05
-    pace_near_share: float = 0.05
-    pace_down: float = 0.96
-    pace_up: float = 0.004
-    pace_floor: float = 0.25
-    pace_cap: float = 1.2
-    pace_least: float = 0.05  # share of time in prefill that is always allowed
+    # pacing
+    pace: float | None = None  # a fixed share of time in prefill instead of the learnt pace
+    pace_near_share: float = 0.05  # of live streams near their TPOT objective above which prefill waits
+    pace_trickle: float = 0.1  # share of time in prefill that is allowed even then
 
     # KV and working set
     kv_limit: float = 0.92  # share of KV tokens interactive work may fill

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from policies.ledger import Charge, WorkLedger
 
-RATE = 1000.0  # tokens/s
+RATE = 1000.0  # tokens/s of these examples
 
 
 def charge(tokens: float, at: float, *, clocked: bool = True, release_at: float = 0.0) -> Charge:
-    return Charge(tokens, kv_tokens=tokens + 100, dispatched_at=at, clocked=clocked, release_at=release_at)
+    return Charge(tokens, tokens / RATE, tokens + 100, at, clocked=clocked, release_at=release_at)
 
 
 def three_in_line() -> tuple[WorkLedger, list[Charge]]:
@@ -20,20 +20,20 @@ def three_in_line() -> tuple[WorkLedger, list[Charge]]:
 
 def test_work_is_charged_when_it_is_decided() -> None:
     ledger, _ = three_in_line()
-    assert (ledger.backlog(0.0, RATE), ledger.in_flight, ledger.live_decodes) == (1750.0, 3, 0)
+    assert (ledger.backlog(0.0), ledger.in_flight, ledger.live_decodes) == (1750.0, 3, 0)
     assert ledger.kv_tokens == 2050.0
 
 
 def test_only_the_head_drains_with_time_so_a_stuck_replica_keeps_its_backlog() -> None:
     ledger, _ = three_in_line()
-    assert ledger.backlog(0.5, RATE) == 1250.0
-    assert ledger.backlog(60.0, RATE) == 750.0
+    assert ledger.backlog(0.5) == 1250.0
+    assert ledger.backlog(60.0) == 750.0
 
 
 def test_a_first_token_proves_everything_before_it_is_prefilled() -> None:
     ledger, (a, b, c) = three_in_line()
     assert ledger.first_token("b", b, 1.4) == [a, b]
-    assert ledger.backlog(1.4, RATE) == 250.0
+    assert ledger.backlog(1.4) == 250.0
     assert (ledger.live_decodes, a.prefilling, b.decoding, c.prefilling) == (1, False, True, True)
     assert ledger.first_token("a", a, 1.5) == []  # late news: a decodes, its prefill was already taken off
     assert ledger.live_decodes == 2
@@ -43,10 +43,10 @@ def test_a_release_gives_back_what_is_left_and_nothing_twice() -> None:
     ledger, (a, b, c) = three_in_line()
     ledger.first_token("a", a, 1.0)
     ledger.release("b", b, 1.0)  # cancelled before its first token
-    assert (ledger.backlog(1.0, RATE), ledger.in_flight, ledger.live_decodes) == (250.0, 2, 1)
+    assert (ledger.backlog(1.0), ledger.in_flight, ledger.live_decodes) == (250.0, 2, 1)
     ledger.release("a", a, 2.0)
     ledger.release("c", c, 2.0)
-    assert (ledger.backlog(2.0, RATE), ledger.in_flight, ledger.live_decodes, ledger.kv_tokens) == (0.0, 0, 0, 0.0)
+    assert (ledger.backlog(2.0), ledger.in_flight, ledger.live_decodes, ledger.kv_tokens) == (0.0, 0, 0, 0.0)
 
 
 def test_what_shows_no_first_token_is_released_at_the_predicted_instant() -> None:
@@ -54,9 +54,9 @@ def test_what_shows_no_first_token_is_released_at_the_predicted_instant() -> Non
     ledger.charge("embedding", charge(1000, 0.0, clocked=False, release_at=1.0))
     ledger.charge("chat", charge(400, 0.2))
     assert ledger.next_settle() == 1.0
-    assert ledger.backlog(0.5, RATE) == 900.0
-    assert ledger.backlog(1.0, RATE) == 400.0
-    assert ledger.backlog(1.25, RATE) == 150.0
+    assert ledger.backlog(0.5) == 900.0
+    assert ledger.backlog(1.0) == 400.0
+    assert ledger.backlog(1.25) == 150.0
     assert ledger.next_settle() is None
     assert ledger.in_flight == 2
 
@@ -65,10 +65,10 @@ def test_a_restart_forgets_the_work_but_not_who_is_still_owed_an_answer() -> Non
     ledger, charges = three_in_line()
     ledger.first_token("a", charges[0], 1.0)
     ledger.restart(charges)
-    assert (ledger.backlog(1.0, RATE), ledger.in_flight, ledger.live_decodes, ledger.kv_tokens) == (0.0, 3, 0, 0.0)
+    assert (ledger.backlog(1.0), ledger.in_flight, ledger.live_decodes, ledger.kv_tokens) == (0.0, 3, 0, 0.0)
     new = charge(100, 2.0)
     ledger.charge("d", new)
     assert ledger.first_token("b", charges[1], 2.1) == []  # an event of the former life
     for name, c in zip("abc", charges, strict=True):
         ledger.release(name, c, 2.2)
-    assert (ledger.in_flight, ledger.kv_tokens, ledger.backlog(2.0, RATE)) == (1, 200.0, 100.0)
+    assert (ledger.in_flight, ledger.kv_tokens, ledger.backlog(2.0)) == (1, 200.0, 100.0)

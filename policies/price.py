@@ -1,0 +1,94 @@
+"""What a request may cost at most while the fleet is overloaded.
+
+When more prefill seconds are offered than the fleet can serve, the count of good requests is highest if the cheapest are
+served and the rest are refused at arrival (the fractional knapsack; Moore-Hodgson for a stream). Once a second
+the arrivals of the last half minute are sorted by cost (prefill seconds / weight) and a threshold is found per
+prompt-length quartile: one common price, raised where `SizeFairness` asks for more of a quartile, so that
+within it the cheapest are taken. The capacity is learnt: it starts from the paces and falls when feasible requests had
+to be refused late, rises when there was room. Trade-off: a burst shorter than the window is left to the
+queue; without overload there is no price and nothing is refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from policies.admission import SizeFairness
+
+WINDOW_S = 30.0
+LEAST_ARRIVALS = 32
+EVERY_S = 0.5
+TARGET_LATE = 0.03  # late refusals per dispatch at which the capacity is right
+STEP = 0.01
+LOWEST, HIGHEST = 0.4, 1.3  # factor on the capacity the paces give
+FREE = float("inf")
+
+
+class Price:
+    """Thresholds in seconds per unit of weight, by quartile."""
+
+    def __init__(self, fairness: SizeFairness) -> None:
+        self.fairness = fairness
+        self.factor = 1.0
+        self.thresholds = [FREE] * 4
+        self._arrivals: deque[tuple[float, float, int]] = deque()  # at, cost, prompt tokens
+        self._set_at = float("-inf")
+
+    @property
+    def active(self) -> bool:
+        return min(self.thresholds) < FREE
+
+    def too_dear(self, prompt_tokens: int, cost: float, capacity: float, now: float) -> bool:
+        """At arrival. cost: prefill seconds / weight; capacity: prefill seconds per second of the fleet."""
+        self._arrivals.append((now, cost, prompt_tokens))
+        while self._arrivals[0][0] < now - WINDOW_S:
+            self._arrivals.popleft()
+        if now - self._set_at >= EVERY_S:
+            self._set_at = now
+            self._set(capacity, now)
+        return cost > self.thresholds[self.fairness.quartile(prompt_tokens)]
+
+    def refused_late(self) -> None:
+        self.factor = max(LOWEST, self.factor * (1.0 - STEP))
+
+    def dispatched(self) -> None:
+        self.factor = min(HIGHEST, self.factor * (1.0 + STEP * TARGET_LATE))
+
+    def _set(self, capacity: float, now: float) -> None:
+        count = len(self._arrivals)
+        span = max(now - self._arrivals[0][0], 1.0)
+        budget = self.factor * capacity * span
+        if count < LEAST_ARRIVALS or sum(a[1] for a in self._arrivals) <= budget:
+            self.thresholds = [FREE] * 4
+            return
+        costs: list[list[float]] = [[], [], [], []]
+        for _, cost, prompt_tokens in self._arrivals:
+            costs[self.fairness.quartile(prompt_tokens)].append(cost)
+        for quartile in costs:
+            quartile.sort()
+        low, high = 0.0, max(q[-1] for q in costs if q)
+        kept = [0] * 4
+        for _ in range(20):
+            price = 0.5 * (low + high)
+            kept = self._kept(costs, price)
+            if sum(sum(q[:k]) for q, k in zip(costs, kept, strict=True)) > budget:
+                high = price
+            else:
+                low = price
+        kept = self._kept(costs, low)
+        self.thresholds = [
+            q[k - 1] if 0 < k < len(q) else FREE if k else 0.0 for q, k in zip(costs, kept, strict=True)
+        ]
+
+    def _kept(self, costs: list[list[float]], price: float) -> list[int]:
+        """How many of each quartile are served at this price, fairness applied."""
+        kept = [sum(cost <= price for cost in q) for q in costs]
+        total = sum(len(q) for q in costs)
+        for _ in range(4):  # each round raises the shares below their bound; four quartiles settle in four
+            average = 1.0 - sum(kept) / total
+            best = max(k / len(q) for q, k in zip(costs, kept, strict=True) if q)
+            for i, q in enumerate(costs):
+                least = len(q) * self.fairness.least_share(average, best)
+                kept[i] = min(len(q), max(kept[i], round(least)))
+        return kept
+
