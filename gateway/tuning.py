@@ -33,18 +33,10 @@ class Pacing(Table):
     """Bounds the time each replica spends in prefill, so that the streams it carries keep their pace."""
     prefill_share: RateOrNone = None
     """A fixed share of time for prefill; "none" learns it."""
-    step_s: Seconds = 0.05
-    """Time between two corrections of the learnt share."""
     near_share: Share = 0.05
-    """Share of streams near their objective above which the share is lowered."""
-    down_factor: float = Field(default=0.96, gt=0, lt=1)
-    """Factor of each lowering."""
-    up_step: float = Field(default=0.004, gt=0)
-    """Step of each raise."""
-    floor_factor: float = Field(default=0.25, gt=0)
-    """Least safety factor on the computed share."""
-    cap_factor: float = Field(default=1.2, gt=0)
-    """Largest safety factor on the computed share."""
+    """Share of a replica's streams near their TPOT objective above which new prefill waits."""
+    trickle_share: Share = 0.1
+    """Share of time that prefill gets even then."""
 
 
 class WorkingSet(Table):
@@ -105,12 +97,8 @@ def settings(
         target_attainment=admission.target_attainment,
         sticky_shed_s=admission.sticky_shed_s,
         pace=pacing.prefill_share,
-        pace_step_s=pacing.step_s,
         pace_near_share=pacing.near_share,
-        pace_down=pacing.down_factor,
-        pace_up=pacing.up_step,
-        pace_floor=pacing.floor_factor,
-        pace_cap=pacing.cap_factor,
+        pace_trickle=pacing.trickle_share,
         kv_limit=kv.limit_share,
         kv_limit_batch=kv.batch_limit_share,
         kv_penalty=kv.penalty_share,

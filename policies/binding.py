@@ -243,9 +243,7 @@ class LateBinding:
         if others > 0:
             return False
         ledger = replica.ledger
-        if ledger.prefilling and ledger.backlog_s(now) > 0.5 * self.settings.backlog_s:
-            return False
-        return True
+        return not ledger.prefilling or ledger.backlog_s(now) <= 0.5 * self.settings.backlog_s
 
     def _take_back(self, replica: Replica, now: float) -> list[Decision]:
         """Fill-only requests there that have not answered yet return to the queue."""

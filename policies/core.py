@@ -218,6 +218,8 @@ class Balancer:
             "margins": self.dispatcher.margins.values(),
             "prediction_error": self.dispatcher.errors.relative,
             "prediction_bias": self.dispatcher.errors.bias,
+            "price_s": [None if x == float("inf") else x for x in self.binding.price.thresholds],
+            "capacity_factor": self.binding.price.factor,
             "replicas": {
                 r.id: r.snapshot(self._now) | {"prefix_precision": self.dispatcher.affinity.precision(r.id)}
                 for r in self.fleet.replicas.values()

@@ -105,9 +105,8 @@ class Dispatcher:
         if outcome is Outcome.SUCCESS and usage is not None and usage.completion_tokens:
             self.outputs.observe(request.service_class, usage.completion_tokens)
         done = outcome is Outcome.SUCCESS
-        self.affinity.ended(
-            request, replica.id, usage if done else None, (done or tracked.started) and not charge.stale
-        )
+        prefilled = (done or tracked.started) and not charge.stale
+        self.affinity.ended(request, replica.id, usage if done else None, prefilled)
         tracked.replica = tracked.charge = None
         self.policy.observe(Completed(request, replica.id, outcome, usage, now - charge.dispatched_at), now)
 

@@ -1,7 +1,7 @@
 """What the core knows of each replica, and which replicas serve which model.
 
-One mutable owner: the core. The `ReplicaView` objects are made once per replica and refreshed in place for each decision
-(`sight.py`), because at 64 replicas making them anew costs more than the decision itself.
+One mutable owner: the core. The `ReplicaView` objects are made once per replica and refreshed in place for each
+decision (`sight.py`), because at 64 replicas making them anew costs more than the decision itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Replica:
     """State of one replica. `open` is what may be dispatched to, panic mode applied."""
 
     __slots__ = (
-        "adapters_served", "added_at", "closed_until", "decode", "draining", "ejected", "fill", "id", "engine_ttft_s",
-        "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "scraped", "service_s", "slot", "slow_start_s",
-        "statistical", "ttft_s", "view",
+        "adapters_served", "added_at", "closed_until", "decode", "draining", "ejected", "engine_ttft_s", "fill", "id",
+        "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "scraped", "service_s", "slot",
+        "slow_start_s", "statistical", "ttft_s", "view",
     )  # fmt: skip
 
     def __init__(self, event: Added, slot: int, prior: PrefillFit, now: float) -> None:

@@ -2,12 +2,11 @@
 
 A step that carries a prefill chunk takes t_p, ten or twenty times a decode-only step t_d, and every stream of the
 replica waits for it. With the share phi of time in prefill the mean time per token is
-1 / (phi/t_p + (1-phi)/t_d), so a TPOT objective s allows phi = (1/t_d - 1/s) / (1/t_d - 1/t_p). A bucket of that rate needs
-the right rate, and one prompt of 70k tokens puts it in debt for longer than the streams need to recover. The
+1 / (phi/t_p + (1-phi)/t_d), so a TPOT objective s allows phi = (1/t_d - 1/s) / (1/t_d - 1/t_p). A bucket of that rate
+needs the right rate, and one prompt of 70k tokens puts it in debt for longer than the streams need to recover. The
 streams' own running means are all the state there is, so the pace is a relay on them: no new prefill while over
-5 % of the live streams run above 0.85 of their objective, go as soon as they are back. Once they are, a long prefill is
-again affordable, since decode-only steps win back 4 tokens of mean for each one lost. A trickle of
-`pace_trickle` keeps a replica usable whose streams can never meet theirs; phi only estimates capacity.
+5 % of the live streams run above 0.85 of their objective, go as soon as they are back. A trickle of `pace_trickle`
+keeps a replica usable whose streams can never meet theirs; phi only estimates capacity.
 A replica without live streams harms nobody and is not paced. `Settings.pace` sets a fixed-rate bucket instead.
 """
 

@@ -1,12 +1,12 @@
 """What a request may cost at most while the fleet is overloaded.
 
-When more prefill seconds are offered than the fleet can serve, the count of good requests is highest if the cheapest are
-served and the rest are refused at arrival (the fractional knapsack; Moore-Hodgson for a stream). Once a second
+When more prefill seconds are offered than the fleet can serve, the count of good requests is highest if the cheapest
+are served and the rest are refused at arrival (the fractional knapsack; Moore-Hodgson for a stream). Twice a second
 the arrivals of the last half minute are sorted by cost (prefill seconds / weight) and a threshold is found per
-prompt-length quartile: one common price, raised where `SizeFairness` asks for more of a quartile, so that
-within it the cheapest are taken. The capacity is learnt: it starts from the paces and falls when feasible requests had
-to be refused late, rises when there was room. Trade-off: a burst shorter than the window is left to the
-queue; without overload there is no price and nothing is refused.
+prompt-length quartile: one common price, raised where `SizeFairness` asks for more of a quartile, so that within it the
+cheapest are taken. The capacity is learnt: it starts from the paces, falls when feasible requests had to be refused
+late, rises when there was room. Trade-off: a burst shorter than the window is left to the queue; without overload
+there is no price and nothing is refused.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ class Price:
             else:
                 low = price
         kept = self._kept(costs, low)
-        self.thresholds = [
-            q[k - 1] if 0 < k < len(q) else FREE if k else 0.0 for q, k in zip(costs, kept, strict=True)
-        ]
+        self.thresholds = [q[k - 1] if 0 < k < len(q) else FREE if k else 0.0 for q, k in zip(costs, kept, strict=True)]
 
     def _kept(self, costs: list[list[float]], price: float) -> list[int]:
         """How many of each quartile are served at this price, fairness applied."""
@@ -91,4 +89,3 @@ class Price:
                 least = len(q) * self.fairness.least_share(average, best)
                 kept[i] = min(len(q), max(kept[i], round(least)))
         return kept
-
