@@ -177,7 +177,7 @@ class SplicedCycle(RequestResponseCycle):
         self.message_event.set()
         if not self.keep_alive:
             if self.more_body:
-                self.protocol.loop.call_later(LINGER_S, self.transport.close)
+                linger(self.transport, self.protocol.loop)
             else:
                 self.transport.close()
         self.on_response()
@@ -193,4 +193,11 @@ def refuse(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, error:
             lines += [name, b": ", value, b"\r\n"]
     lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
     transport.write(b"".join([*lines, body]))
+    linger(transport, loop)
+
+
+def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    """Ends our side now and the connection soon: closing with unread bytes would reset it and lose the answer."""
+    if transport.can_write_eof():
+        transport.write_eof()
     loop.call_later(LINGER_S, transport.close)

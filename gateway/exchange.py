@@ -118,7 +118,10 @@ class Exchange:
         if (deadline is not None and now >= deadline) or not proxy.budget.take(now):
             return False
         admission.failed(self, failure.outcome)
-        return not isinstance(self._decision, Shed)
+        if isinstance(self._decision, Shed):
+            proxy.budget.give_back()
+            return False
+        return True
 
     @property
     def held(self) -> bool:
@@ -334,6 +337,7 @@ class Exchange:
 
     def on_resume(self) -> None:
         if self.relay is not None and self.relay.connection is not None:
+            self.relay.last_event_at = time.monotonic()  # silence until here was ours
             self.relay.connection.resume_reading()
 
     def on_tick(self, now: float) -> None:

@@ -49,7 +49,7 @@ class Relay:
     """`http1.Receiver` of one attempt, and a `pulses.Live` stream once content came."""
 
     __slots__ = (
-        "_collected", "_framed", "_held", "_parked", "_size", "_terminal", "_withhold", "broke", "client",
+        "_collected", "_framed", "_held", "_held_framed", "_parked", "_size", "_terminal", "_withhold", "broke", "client",
         "connection", "content_events", "dispatched_at", "exchange", "first_at", "head", "last_at", "last_event_at",
         "longest_gap_s", "meter", "mode", "over", "passing", "scan", "tpot_s",
     )  # fmt: skip
@@ -72,6 +72,7 @@ class Relay:
         self._framed = exchange.client.framed
         self._withhold = exchange.call.withholds_usage
         self._held: list[bytes] = []
+        self._held_framed: list[bytes] | None = []  # the same with its framing, while that is untouched
         self._parked: bytes | None = None  # the event with the finish reason, until usage has come
         self._collected: list[bytes] = []
         self._size = 0
@@ -233,10 +234,15 @@ class Relay:
             altered = True
         if not self.passing:
             self._held += out
+            if altered or framed is None:
+                self._held_framed = None
+            elif self._held_framed is not None:
+                self._held_framed.append(framed)
             if not commit or not self._held:
                 return
-            altered = altered or len(self._held) > len(out)
             out, self._held = self._held, []
+            altered = self._held_framed is None
+            framed = None if self._held_framed is None else b"".join(self._held_framed)
             self._commit(now)
         if not altered and framed is not None and self._framed:
             self.client.write_framed(framed)

@@ -42,6 +42,10 @@ class RetryBudget:
         self._level -= 1.0
         return True
 
+    def give_back(self) -> None:
+        """The retry did not happen: nobody else was there."""
+        self._level = min(BURST, self._level + 1.0)
+
 
 @dataclass(slots=True, frozen=True)
 class Failure:

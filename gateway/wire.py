@@ -174,8 +174,14 @@ class WireProtocol(HttpToolsProtocol):
         self._refused = True
         serving = self.serving
         if serving is not None and not serving.response_complete:
-            self.transport.close()  # an answer is under way: ours would stand in the middle of it
-            return
+            if serving is not self.cycle or not serving.more_body:
+                serving.keep_alive = False  # what came before is answered still, then the connection closes
+                self.pipeline.clear()
+                return
+            if serving.response_started:
+                self.transport.close()  # ours would stand in the middle of another answer
+                return
+            serving.lost()
         path = self.url.partition(b"?")[0].decode("latin-1")
         refuse(self.transport, self.loop, error, path)
 

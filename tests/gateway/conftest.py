@@ -1,10 +1,8 @@
-import asyncio
+from collections.abc import Callable, Mapping
 
-import pytest
 import uvloop
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], uvloop.Loop]]:
     """The gateway runs on uvloop, so its tests do."""
-    return uvloop.EventLoopPolicy()
+    return {"uvloop": uvloop.new_event_loop}

@@ -137,22 +137,22 @@ class Client:
             return Answer(head, b"", b"")
         headers = head.lower()
         if b"transfer-encoding: chunked" in headers:
-            raw = b""
-            body = b""
+            raw: list[bytes] = []
+            body: list[bytes] = []
             while True:
                 line = await self.reader.readuntil(b"\r\n")
                 size = int(line, 16)
                 chunk = await self.reader.readexactly(size + 2)
-                raw += line + chunk
+                raw += (line, chunk)
                 if size == 0:
-                    return Answer(head, body, raw)
-                body += chunk[:-2]
+                    return Answer(head, b"".join(body), b"".join(raw))
+                body.append(chunk[:-2])
         length = re.search(rb"content-length: (\d+)", headers)
         if length is not None:
-            body = await self.reader.readexactly(int(length[1]))
+            whole = await self.reader.readexactly(int(length[1]))
         else:
-            body = await self.reader.read(-1)
-        return Answer(head, body, body)
+            whole = await self.reader.read(-1)
+        return Answer(head, whole, whole)
 
     async def head(self) -> bytes:
         while True:
@@ -198,8 +198,13 @@ class Gateway:
     protocols: list[Any]
     ended: asyncio.Condition
 
-    async def connect(self) -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+    async def connect(self, receive_buffer: int | None = None) -> Client:
+        sock = socket.socket()
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 24)
         return Client(reader, writer)
 
     async def post(self, path: str, body: bytes, headers: str = "") -> Answer:

@@ -1,0 +1,153 @@
+"""A client that leaves frees the replica at once, in whatever phase; a client that stops reading stops the replica."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.gateway.scripted import CHAT, Connection, Gateway, Seen, gateway, playing, replica
+from tests.gateway.test_failures import DONE, GOOD_WHOLE, STREAM_HEAD, WHOLE, event
+
+KINDS = pytest.mark.parametrize("spliced", [True, False], ids=["spliced", "asgi"])
+CLOSES_WITHIN_S = 0.1
+
+
+class Watched:
+    """A replica that says when it got a request, and when the gateway closed the connection."""
+
+    def __init__(self, *first: bytes) -> None:
+        self.first = first
+        self.got = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def __call__(self, connection: Connection, request: Seen) -> None:
+        await connection.send(*self.first)
+        self.got.set()
+        await connection.peer_left()
+        self.left.set()
+
+
+async def leaves(g: Gateway, watched: Watched, body: bytes, until: bytes = b"") -> float:
+    """Posts, waits until the replica is at work, leaves. Seconds until the replica saw the connection close."""
+    client = await g.connect()
+    await client.post("/v1/chat/completions", body)
+    await watched.got.wait()
+    if until:
+        await client.reader.readuntil(until)
+    start = time.monotonic()
+    client.close()
+    async with asyncio.timeout(5):
+        await watched.left.wait()
+    return time.monotonic() - start
+
+
+@KINDS
+async def test_before_headers(spliced: bool) -> None:
+    watched = Watched()
+    async with replica(watched) as a, gateway(a, spliced=spliced) as g:
+        assert await leaves(g, watched, CHAT) < CLOSES_WITHIN_S
+        record = await g.record()
+        assert (record.outcome, record.partition, record.status) == ("cancelled", "abandoned", 0)
+        assert g.in_flight == 0
+        assert g.fleet.health.records["r0"].failed_in_row == 0
+
+
+@KINDS
+async def test_after_headers_before_content(spliced: bool) -> None:
+    watched = Watched(STREAM_HEAD)
+    async with replica(watched) as a, gateway(a, spliced=spliced) as g:
+        assert await leaves(g, watched, CHAT) < CLOSES_WITHIN_S
+        assert (await g.record()).outcome == "cancelled"
+
+
+@KINDS
+async def test_in_mid_stream(spliced: bool) -> None:
+    watched = Watched(STREAM_HEAD, event("first"))
+    async with replica(watched) as a, gateway(a, spliced=spliced) as g:
+        assert await leaves(g, watched, CHAT, until=b"first") < CLOSES_WITHIN_S
+        record = await g.record()
+        assert (record.outcome, record.content_events, record.status) == ("cancelled", 1, 200)
+        assert g.in_flight == 0
+        assert not g.scheduler.meters["r0"].live
+
+
+@KINDS
+async def test_not_streamed(spliced: bool) -> None:
+    watched = Watched()
+    async with replica(watched) as a, gateway(a, spliced=spliced) as g:
+        assert await leaves(g, watched, WHOLE) < CLOSES_WITHIN_S
+
+
+async def test_a_half_close_is_a_departure() -> None:
+    watched = Watched(STREAM_HEAD, event("first"))
+    async with replica(watched) as a, gateway(a) as g:
+        client = await g.connect()
+        await client.post("/v1/chat/completions", CHAT)
+        await watched.got.wait()
+        client.writer.write_eof()
+        async with asyncio.timeout(5):
+            await watched.left.wait()
+        client.close()
+
+
+async def test_while_the_body_is_being_sent() -> None:
+    async with replica(playing(GOOD_WHOLE)) as a, gateway(a) as g:
+        client = await g.connect()
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 100\r\n\r\nhalf")
+        async with asyncio.timeout(5):
+            while not g.protocols or g.protocols[-1].serving is None:
+                await asyncio.sleep(0.01)
+        client.close()
+        assert (await g.record()).outcome == "cancelled"
+        assert a.seen == []
+
+
+async def test_while_sent_ahead_requests_wait() -> None:
+    """The next request of a pipelining client must not hide that it has left."""
+    watched = Watched(STREAM_HEAD, event("first"))
+    async with replica(watched) as a, gateway(a) as g:
+        client = await g.connect()
+        await client.post("/v1/chat/completions", CHAT)
+        await client.post("/v1/chat/completions", CHAT)
+        await client.reader.readuntil(b"first")
+        client.close()
+        async with asyncio.timeout(5):
+            await watched.left.wait()
+        assert len(a.seen) == 1
+
+
+@KINDS
+async def test_a_client_that_stops_reading_stops_the_replica(spliced: bool) -> None:
+    """The replica can write no more than sockets and our bounded buffers hold; all of it arrives once it reads."""
+    sent = 0
+    total = 8 * 1024 * 1024
+    text = "x" * 2000
+
+    async def flood(connection: Connection, request: Seen) -> None:
+        nonlocal sent
+        await connection.send(STREAM_HEAD)
+        while sent < total:
+            await connection.send(event(text))
+            sent += len(text)
+        await connection.send(event("", "stop"), DONE)
+
+    async with replica(flood) as a, gateway(a, settings="timeouts.idle_s = 0.3", spliced=spliced) as g:
+        client = await g.connect(receive_buffer=65536)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.post("/v1/chat/completions", CHAT)
+        last = -1
+        async with asyncio.timeout(20):
+            while sent != last or not sent:
+                last = sent
+                await asyncio.sleep(0.4)
+        assert sent < total
+        held = g.protocols[-1].transport.get_write_buffer_size()
+        assert held < 256 * 1024
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        answer = await client.answer()
+        assert answer.body.count(text.encode()) == total // len(text) + 1
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert (await g.record()).outcome == "success"
+        client.close()
