@@ -309,6 +309,13 @@ async def replica(script: Script, **kwargs: Any) -> AsyncIterator[ScriptedReplic
         await made.stop()
 
 
+async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+    """Waits for something that has no event of its own."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def reads(capture: str, section: int = 0) -> tuple[bytes, bytes, list[bytes]]:
     """A recorded exchange: request head and body as sent, and the reads of the response in order."""
     text = (CAPTURES / capture).read_text()

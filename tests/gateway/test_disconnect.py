@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.gateway.scripted import CHAT, Connection, Gateway, Seen, gateway, playing, replica
+from tests.gateway.scripted import CHAT, Connection, Gateway, Seen, gateway, playing, replica, until
 from tests.gateway.test_failures import DONE, GOOD_WHOLE, STREAM_HEAD, WHOLE, event
 
 KINDS = pytest.mark.parametrize("spliced", [True, False], ids=["spliced", "asgi"])
@@ -96,9 +96,7 @@ async def test_while_the_body_is_being_sent() -> None:
     async with replica(playing(GOOD_WHOLE)) as a, gateway(a) as g:
         client = await g.connect()
         await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 100\r\n\r\nhalf")
-        async with asyncio.timeout(5):
-            while not g.protocols or g.protocols[-1].serving is None:
-                await asyncio.sleep(0.01)
+        await until(lambda: g.protocols and g.protocols[-1].serving is not None)
         client.close()
         assert (await g.record()).outcome == "cancelled"
         assert a.seen == []

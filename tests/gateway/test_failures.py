@@ -7,7 +7,7 @@ import asyncio
 import orjson
 import pytest
 
-from tests.gateway.scripted import CHAT, Connection, Seen, dechunk, gateway, playing, reads, replica
+from tests.gateway.scripted import CHAT, Connection, Seen, dechunk, gateway, playing, reads, replica, until
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
@@ -223,9 +223,7 @@ async def test_idle_connections_are_retired_before_the_replica_closes_them() -> 
         assert (await g.post("/v1/completions", WHOLE)).status == 200
         pool = g.proxy.pool("r0")
         assert pool is not None
-        async with asyncio.timeout(5):
-            while pool.stats.open:
-                await asyncio.sleep(0.01)
+        await until(lambda: not pool.stats.open)
         assert (await g.post("/v1/completions", WHOLE)).status == 200
         assert a.connections == 2
 
