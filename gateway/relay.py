@@ -50,8 +50,8 @@ class Relay:
 
     __slots__ = (
         "_collected", "_framed", "_held", "_held_framed", "_parked", "_size", "_terminal", "_withhold", "broke",
-        "client", "connection", "content_events", "dispatched_at", "exchange", "first_at", "head", "last_at", "last_event_at",
-        "longest_gap_s", "meter", "mode", "over", "passing", "scan", "tpot_s",
+        "client", "connection", "content_events", "dispatched_at", "exchange", "first_at", "head", "last_at",
+        "last_event_at", "longest_gap_s", "meter", "mode", "over", "passing", "scan", "tpot_s",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, now: float) -> None:
