@@ -26,6 +26,7 @@ from gateway.config import Config
 from gateway.control import Control, first, routing_policy
 from gateway.fleet import Fleet
 from gateway.gauges import Gauges, ReplicaGauges
+from gateway.health import Phase
 from gateway.journal import Journal
 from gateway.lag import LoopLag
 from gateway.metrics import Metrics
@@ -33,10 +34,11 @@ from gateway.proxy import Proxy
 from gateway.record import RequestRecord
 from gateway.replica import Replica
 from gateway.scheduler import Scheduler
+from gateway.signals import Sign
 from gateway.tenants import Tenants
 from gateway.watch import Watch
 from policies.core import Balancer
-from policies.model import FleetEvent, Shed
+from policies.model import Ejected, FleetEvent, Returned, Shed
 
 log = logging.getLogger("forebay")
 CONTROL = ("/ready", "/metrics", "/admin", "/docs", "/openapi.json", "/dashboard")
@@ -149,6 +151,12 @@ class Gateway:
     def _fleet_event(self, event: FleetEvent) -> None:
         self.metrics.event(event)
         self.scheduler.fleet_event(event)
+        if isinstance(event, Ejected) and event.reason != Phase.STARTING.value:
+            log.warning("replica %s: out of rotation: %s", event.replica_id, event.reason)
+            if event.reason == Sign.HUNG.value:
+                self.proxy.give_up_on(event.replica_id)
+        elif isinstance(event, Returned):
+            log.info("replica %s: %s", event.replica_id, "on trial" if event.half_open else "in rotation")
 
     def _in_flight(self, replica_id: str) -> int:
         known = self.balancer.fleet.replicas.get(replica_id)

@@ -61,9 +61,7 @@ class Control:
     def reload(self, why: str) -> list[str]:
         """Reads the file again. Raises ConfigError and changes nothing when it has a mistake."""
         if self.path is None:
-            raise ConfigError(
-                ["there is no configuration file to read again: the gateway was started without --config"]
-            )
+            raise ConfigError(["there is no file to read again: the gateway was started without --config"])
         return self.apply(load(self.path, self.overrides), why)
 
     def change(self, patch: Mapping[str, Any], why: str) -> list[str]:

@@ -86,6 +86,8 @@ class FleetHealth:
     def announced(self, replica_id: str) -> list[FleetEvent]:
         """What the core has to hear after an Added event: it takes a replica as available until told otherwise."""
         r = self.records[replica_id]
+        if r.phase is Phase.STARTING:
+            return [Ejected(replica_id, Phase.STARTING.value)]
         return [] if r.in_rotation else [Ejected(replica_id, r.reason, r.statistical)]
 
     # -- membership --------------------------------------------------------------------------------------------

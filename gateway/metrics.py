@@ -112,7 +112,7 @@ class Metrics(Collector):
     def event(self, event: FleetEvent) -> None:
         """Something happened to a replica."""
         match event:
-            case Ejected():
+            case Ejected() if event.reason != "starting":  # it was never in
                 self._ejections[event.replica_id, known(event.reason, REASONS)] += 1
             case Returned(half_open=True):
                 self._returns[event.replica_id,] += 1

@@ -196,6 +196,19 @@ class Proxy:
         """Open requests that wait for a decision."""
         return [exchange for exchange in self.live if exchange.held]
 
+    def give_up_on(self, replica_id: str) -> None:
+        """The engine hangs: what has no content yet is tried elsewhere now instead of at its timeout."""
+        for exchange in list(self.live):
+            relay = exchange.relay
+            if relay is not None and exchange.record.replica_id == replica_id and not relay.content_events:
+                relay.fail(retry.FIRST_EVENT_TIMEOUT)
+
+    def cut(self) -> None:
+        """Ends what is still open: a status before the answer has begun, an error event after."""
+        for exchange in list(self.live):
+            if exchange.relay is not None:
+                exchange.relay.fail(retry.DRAINING)
+
     # -- life ----------------------------------------------------------------------------------------------------
 
     def on_tick(self, now: float) -> bool:

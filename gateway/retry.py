@@ -64,6 +64,7 @@ BREAKS: dict[Break, Failure] = {
     Break.CLOSED: Failure("early_end", Outcome.ERROR, Sign.EARLY_END, True),
     Break.MALFORMED: Failure("protocol", Outcome.ERROR, Sign.PROTOCOL, True),
 }
+DRAINING = Failure("draining", Outcome.SHED, Sign.CLIENT_ERROR, False)  # ours: the gateway stops, the replica is well
 FIRST_EVENT_TIMEOUT = Failure("first_event_timeout", Outcome.ERROR, Sign.FIRST_EVENT_TIMEOUT, True)
 IDLE_TIMEOUT = Failure("idle_timeout", Outcome.ERROR, Sign.IDLE_TIMEOUT, True)
 ABORT = Failure("abort", Outcome.ERROR, Sign.ABORT, True)
@@ -128,4 +129,6 @@ def told(failure: Failure) -> GatewayError:
         return GatewayError(Code.EXPIRED, errors.SHED_MESSAGES[Code.EXPIRED], retriable=False)
     if failure.outcome is Outcome.BACKPRESSURE:
         return GatewayError(Code.NO_REPLICA, "every replica tried refused new work", 1.0)
+    if failure is DRAINING:
+        return GatewayError(Code.DRAINING, errors.SHED_MESSAGES[Code.DRAINING], 1.0)
     return GatewayError(Code.UPSTREAM, _MESSAGES.get(failure.detail, "the replica's answer broke off"))

@@ -36,7 +36,7 @@ class Server(uvicorn.Server):
                     max_header_bytes=config.limits.max_header_bytes, body_timeout_s=config.limits.body_timeout_s
                 ),
                 ws="none",
-                lifespan="on",
+                lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -51,10 +51,17 @@ class Server(uvicorn.Server):
         self._drain_until: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.gateway.start()
         await super().startup(sockets)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         gc.collect()
         gc.freeze()  # what exists now stays; scanning it again and again would only delay streams
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        self.gateway.proxy.cut()
+        await super().shutdown(sockets)
+        await self.gateway.stop()  # not as a lifespan event: uvicorn leaves those out when it is forced
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain_until is None:

@@ -36,7 +36,7 @@ def test_a_new_replica_waits_for_its_first_good_probe() -> None:
     assert not health.available("a")
     assert health.announced("a") == [Ejected("a", "starting")]
     assert health.probed("a", Sign.REFUSED, 1.0) == []
-    assert health.announced("a") == [Ejected("a", "refused")]
+    assert health.records["a"].reason == "refused"
     assert health.probed("a", None, 2.0) == [Returned("a")]
     assert health.available("a")
     assert health.announced("a") == []

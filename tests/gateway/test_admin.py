@@ -1,0 +1,220 @@
+"""The control plane as an operator uses it: who may, what changes, and that a mistake changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtests.faults import Command
+from loadtests.replica import Fleet, ReplicaSettings
+from tests.gateway.running import Running, running, until
+
+
+@pytest.fixture
+async def sim() -> AsyncIterator[Fleet]:
+    async with Fleet.of(ReplicaSettings(time_scale=20.0), 2) as fleet:
+        yield fleet
+
+
+def peer(g: Running, host: str) -> httpx.AsyncClient:
+    """A client that the control plane sees under this address."""
+    transport = httpx.ASGITransport(app=g.gateway.admin, client=(host, 50000))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080")
+
+
+# -- who -----------------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_token_only_loopback_is_answered() -> None:
+    async with running() as g, peer(g, "127.0.0.1") as here, peer(g, "10.0.0.9") as there:
+        assert (await here.get("/admin/fleet")).status_code == 200
+        assert (await there.get("/admin/fleet")).status_code == 403
+        assert (await there.get("/ready")).status_code == 503
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"x-forwarded-for": "10.0.0.9"},  # through a proxy on this host
+        {"forwarded": "for=10.0.0.9"},
+        {"host": "evil.example"},  # a name made to resolve to loopback
+        {"origin": "http://evil.example"},  # a web page that posts to it
+    ],
+    ids=str,
+)
+async def test_loopback_that_only_looks_local_is_refused(header: dict[str, str]) -> None:
+    async with running() as g, peer(g, "127.0.0.1") as here:
+        assert (await here.get("/admin/fleet", headers=header)).status_code == 403
+        assert (await here.get("/admin/fleet", headers={"origin": "http://127.0.0.1:8080"})).status_code == 200
+
+
+async def test_with_a_token_everyone_needs_it() -> None:
+    async with running(environ={"FOREBAY_ADMIN_TOKEN": "s3cret"}) as g:
+        for headers, status in (
+            ({}, 401),
+            ({"authorization": "Bearer wrong"}, 401),
+            ({"authorization": "Basic s3cret"}, 401),
+            ({"authorization": "Bearer s3cret"}, 200),
+        ):
+            assert (await g.http.get("/admin/fleet", headers=headers)).status_code == status
+
+
+async def test_metrics_have_a_token_of_their_own() -> None:
+    async with running(environ={"SCRAPE": "m3trics"}, metrics={"token_env": "SCRAPE"}) as g:
+        assert (await g.http.get("/metrics")).status_code == 401
+        page = await g.http.get("/metrics", headers={"authorization": "Bearer m3trics"})
+        assert page.status_code == 200
+        assert "forebay_config_version 1.0" in page.text
+
+
+# -- fleet ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_replica_is_added_drained_taken_back_and_removed(sim: Fleet) -> None:
+    async with running(sim.urls[0]) as g:
+        added = await g.http.post("/admin/fleet", json={"url": sim.urls[1], "id": "new"})
+        assert added.json() == {"version": 2, "changed": ["replicas: changed"]}
+        await until(lambda: g.gateway.fleet.available("new"))
+        await g.http.post("/admin/drain/r0")
+        assert {(await g.chat()).headers["x-forebay-replica"] for _ in range(4)} == {"new"}
+        rows = {row["id"]: row for row in (await g.http.get("/admin/fleet")).json()}
+        assert (rows["r0"]["draining"], rows["r0"]["available"], rows["new"]["models"]) == (True, False, ["sim"])
+        await g.http.post("/admin/drain/r0?draining=false")
+        assert g.gateway.fleet.available("r0")
+        assert (await g.http.delete("/admin/fleet/new")).status_code == 200
+        assert list(g.gateway.fleet.replicas) == ["r0"]
+
+
+async def test_unknown_replicas_and_taken_ids_are_said() -> None:
+    async with running("http://127.0.0.1:9", ready=False) as g:
+        gone = await g.http.delete("/admin/fleet/nobody")
+        assert (gone.status_code, gone.json()) == (404, {"errors": ['replica "nobody" is not known']})
+        assert (await g.http.post("/admin/drain/nobody")).status_code == 404
+        twice = await g.http.post("/admin/fleet", json={"url": "http://b:1", "id": "r0"})
+        assert twice.json() == {"errors": ['replicas[1].id = "r0": is taken by replicas[0]; give it another id']}
+
+
+# -- policy and settings -------------------------------------------------------------------------------------------
+
+
+async def test_the_policy_is_switched_under_traffic(sim: Fleet) -> None:
+    async with running(*sim.urls) as g:
+        assert (await g.chat()).headers["x-forebay-reason"] == "turn"
+        switched = await g.http.put("/admin/policy", json={"name": "least_request", "clear_index": True})
+        assert switched.json()["changed"] == ["policy.name: round_robin -> least_request", "prefix index: cleared"]
+        assert (await g.http.get("/admin/policy")).json()["name"] == "least_request"
+        assert (await g.chat()).headers["x-forebay-reason"] != "turn"
+
+
+async def test_classes_and_limits_are_read_and_changed_at_run_time(sim: Fleet) -> None:
+    async with running(*sim.urls) as g:
+        changed = await g.http.patch("/admin/config/classes", json={"gold": {"ttft_s": 0.5}})
+        assert changed.json()["changed"] == ["classes.gold: added"]
+        assert (await g.http.get("/admin/config/classes")).json()["gold"]["ttft_s"] == 0.5
+        body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        answer = await g.http.post("/v1/chat/completions", json=body, headers={"x-service-class": "gold"})
+        assert answer.status_code == 200
+        await g.http.patch("/admin/config/limits", json={"max_body_bytes": 10})
+        assert (await g.chat()).status_code == 413
+
+
+async def test_pacing_is_changed_in_the_running_core() -> None:
+    async with running(policy={"name": "forebay", "seed": 1}) as g:
+        assert g.gateway.balancer.settings.pace is None
+        await g.http.patch("/admin/config/pacing", json={"prefill_share": 0.6})
+        assert g.gateway.balancer.settings.pace == 0.6
+        await g.http.patch("/admin/config/pacing", json={"enabled": False})
+        assert g.gateway.balancer.settings.pacing is False
+
+
+async def test_a_mistake_changes_nothing_and_says_where_it_is() -> None:
+    async with running() as g:
+        before = g.gateway.control.config
+        patch = {"pacing": {"prefill_share": 0.6}, "limits": {"max_body_bytes": "big"}, "wrong": 1}
+        refused = await g.http.patch("/admin/config", json=patch)
+        assert (refused.status_code, refused.json()["errors"]) == (
+            400,
+            [
+                'limits.max_body_bytes = "big": must be a whole number',
+                "wrong: unknown key; the nearest valid one is working_set",
+            ],
+        )
+        assert g.gateway.control.config is before
+        assert g.gateway.balancer.settings.pace is None
+        missing = {"tenants": {"a": {"keys_env": ["NOT_SET"]}}, "pacing": {"prefill_share": 0.6}}
+        assert (await g.http.patch("/admin/config", json=missing)).status_code == 400
+        assert g.gateway.control.config is before
+        assert not g.gateway.proxy.tenants.configured
+
+
+async def test_rollback_returns_one_version_and_then_the_one_before() -> None:
+    async with running() as g:
+        for share in (0.5, 0.6):
+            await g.http.patch("/admin/config/pacing", json={"prefill_share": share})
+        assert (await g.http.post("/admin/rollback")).json()["changed"] == ["pacing.prefill_share: 0.6 -> 0.5"]
+        assert (await g.http.post("/admin/rollback")).json()["changed"] == ["pacing.prefill_share: 0.5 -> None"]
+        nothing = await g.http.post("/admin/rollback")
+        assert nothing.json() == {"errors": ["there is no earlier configuration to return to"]}
+        assert [row["why"] for row in (await g.http.get("/admin/versions")).json()] == ["admin: rollback"]
+
+
+async def test_key_hashes_and_tokens_are_not_shown() -> None:
+    tenants = {"a": {"keys_sha256": ["0" * 64]}}
+    async with running(tenants=tenants, environ={"FOREBAY_ADMIN_TOKEN": "s3cret"}) as g:
+        shown = (await g.http.get("/admin/config", headers={"authorization": "Bearer s3cret"})).text
+        assert "0" * 64 not in shown
+        assert "s3cret" not in shown
+
+
+async def test_changes_leave_a_line_in_the_audit_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "forebay.audit")
+    async with running() as g:
+        await g.http.patch("/admin/config/pacing", json={"enabled": False})
+    assert "pacing changed from 127.0.0.1: pacing.enabled: True -> False" in caplog.text
+
+
+# -- the file ------------------------------------------------------------------------------------------------------
+
+
+async def test_reload_takes_the_file_again_or_leaves_everything(tmp_path: Path, sim: Fleet) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("[stream]\ncommit_after_s = 5.0\n")
+    async with running(*sim.urls, file=file) as g:
+        stays = g.gateway.fleet.replicas["r0"]
+        file.write_text('[stream]\ncommit_after_s = 7.0\n[tenants.a]\nkeys_sha256 = ["' + "0" * 64 + '"]\n')
+        reloaded = await g.http.post("/admin/reload")
+        assert reloaded.json()["changed"] == ["stream.commit_after_s: 5.0 -> 7.0", "tenants.a: added"]
+        assert (await g.chat()).status_code == 401
+        assert g.gateway.fleet.replicas["r0"] is stays  # its connections, health and ledger too
+        file.write_text("[stream]\ncommit_after_s = 'x'\n")
+        refused = await g.http.post("/admin/reload")
+        assert refused.json() == {"errors": ['stream.commit_after_s = "x": must be a number']}
+        assert g.gateway.proxy.config.stream.commit_after_s == 7.0
+
+
+async def test_reload_without_a_file_says_so() -> None:
+    async with running() as g:
+        answer = await g.http.post("/admin/reload")
+        assert answer.json() == {"errors": ["there is no file to read again: the gateway was started without --config"]}
+
+
+async def test_a_replica_taken_from_the_file_is_gone_and_its_open_stream_ends_whole(tmp_path: Path, sim: Fleet) -> None:
+    async with running(*sim.urls) as g:
+        sim.members[0].order(Command("slow", factor=20.0))
+        answers = [asyncio.create_task(g.chat(stream=True, max_tokens=20)) for _ in range(2)]
+        await until(lambda: len(g.gateway.proxy.live) == 2)
+        await g.http.delete("/admin/fleet/r0")
+        texts = [(await answer).text for answer in answers]
+        assert all(text.endswith("data: [DONE]\n\n") for text in texts)
+        assert g.gateway.fleet.get("r0") is None
+
+
+async def test_the_documentation_of_the_control_plane_is_there() -> None:
+    async with running() as g:
+        assert (await g.http.get("/docs")).status_code == 200
+        assert "/admin/rollback" in (await g.http.get("/openapi.json")).json()["paths"]

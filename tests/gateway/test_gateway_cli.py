@@ -1,0 +1,69 @@
+"""What the commands say, and their exit status."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli import app
+
+ROOT = Path(__file__).parents[2]
+run = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_help_has_an_example(command: str) -> None:
+    answer = run(app, [command, "--help"])
+    assert answer.exit_code == 0
+    assert f"Example: forebay {command}" in answer.output
+
+
+def test_check_says_each_mistake_in_a_line_and_exits_2(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("[limits]\nmax_bdy_bytes = 1\n[policy]\nname = 3\n")
+    answer = run(app, ["check", "--config", str(file)])
+    assert answer.exit_code == 2
+    assert answer.stderr.splitlines() == [
+        "limits.max_bdy_bytes: unknown key; the nearest valid one is max_body_bytes",
+        "policy.name = 3: must be text in quotes",
+    ]
+
+
+def test_check_of_a_valid_file_says_what_it_would_do() -> None:
+    answer = run(app, ["check", "--config", str(ROOT / "deploy" / "gateway.toml")])
+    assert answer.exit_code == 0
+    assert "Configuration is valid" in answer.output
+    assert "interactive, standard (default), batch" in answer.output
+
+
+def test_serve_without_any_replica_says_what_is_missing() -> None:
+    answer = run(app, ["serve"])
+    assert answer.exit_code == 2
+    assert answer.stderr == "there is no replica: give --replica URL, or --config FILE with a [[replicas]] table\n"
+
+
+def test_serve_names_a_mistake_on_the_command_line_like_one_in_the_file() -> None:
+    answer = run(app, ["serve", "--replica", "10.0.0.7:8000", "--policy", "robin"])
+    assert answer.exit_code == 2
+    assert answer.stderr == 'replicas[0].url = "10.0.0.7:8000": must be a base URL, as http://10.0.0.7:8000\n'
+
+
+def test_a_port_that_is_taken_is_one_line_and_exit_1() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        answer = run(app, ["serve", "--replica", "http://127.0.0.1:9", "--port", port])
+    assert answer.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in answer.stderr
+
+
+def test_a_journal_that_cannot_be_opened_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(f'[journal]\npath = "{tmp_path}/gone/journal.jsonl"\n')
+    answer = run(app, ["serve", "--config", str(file), "--port", "0"])
+    assert answer.exit_code == 1
+    assert answer.stderr == f"{tmp_path}/gone/journal.jsonl: No such file or directory\n"
