@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -172,18 +171,21 @@ class Gateway:
         """Everything that /metrics reads at scrape time."""
         now = time.monotonic()
         held = self.proxy.held()
+        core = self.balancer.snapshot()
         replicas = {}
         for replica_id in self.fleet.replicas:
             health = self.fleet.health.records[replica_id]
+            known = core["replicas"].get(replica_id, {})
             state = self.balancer.fleet.replicas.get(replica_id)
             scraped = None if state is None else state.scraped
             replicas[replica_id] = ReplicaGauges(
-                in_flight=self._in_flight(replica_id),
-                prefill_backlog_tokens=self.balancer.backlog_tokens(replica_id, now),
-                kv_headroom_tokens=None if state is None else state.view.kv_free_tokens,
+                in_flight=known.get("in_flight", 0),
+                prefill_backlog_tokens=known.get("backlog_tokens", 0.0),
+                kv_headroom_tokens=known.get("kv_free_tokens"),
                 available=self.fleet.available(replica_id),
                 phase=health.phase.value,
-                prefill_rate=None if state is None else state.prefill.rate,
+                pacing_rate=known.get("pace_rate"),
+                prefill_rate=known.get("prefill_rate"),
                 running=None if scraped is None else scraped.running,
                 waiting=None if scraped is None else scraped.waiting,
                 kv_usage=None if scraped is None else scraped.kv_usage,
@@ -191,10 +193,12 @@ class Gateway:
             )
         return Gauges(
             replicas=replicas,
-            held_by_class=dict(Counter(e.record.service_class for e in held)),
-            held_bytes=sum(e.record.prompt_bytes for e in held),
+            held_by_class=core["held"],
+            held_bytes=core["held_bytes"],
             oldest_wait_s=max((now - e.record.received_at for e in held), default=0.0),
             open_requests=self.open_requests,
+            margins=core["margins"],
+            capacity_factor=core["capacity_factor"],
             loop_lag_s=self.lag.mean_s,
             loop_lag_max_s=self.lag.worst_s(),
             journal_written=self.journal.written if self.journal else 0,

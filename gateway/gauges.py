@@ -48,6 +48,7 @@ class Gauges:
     oldest_wait_s: float = 0.0
     open_requests: int = 0
     margins: dict[str, float] = field(default_factory=dict)
+    capacity_factor: float = 1.0
     loop_lag_s: float = 0.0
     loop_lag_max_s: float = 0.0
     journal_written: int = 0
@@ -80,6 +81,7 @@ class Gauges:
         for name, help_text, value in (
             ("held_bytes", "Bytes of bodies of held requests.", self.held_bytes),
             ("held_oldest_seconds", "Wait of the request held longest.", self.oldest_wait_s),
+            ("capacity_factor", "Factor on the capacity that the paces give, as learnt.", self.capacity_factor),
             ("open_requests", "Requests received and not finished.", self.open_requests),
             ("event_loop_lag_seconds", "How late the event loop runs its timers, running mean.", self.loop_lag_s),
             ("event_loop_lag_max_seconds", "The same, worst since the last scrape.", self.loop_lag_max_s),

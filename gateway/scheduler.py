@@ -19,7 +19,6 @@ from gateway.pulses import Meter
 from policies.core import Balancer
 from policies.model import (
     Abort,
-    Added,
     Decision,
     FleetEvent,
     Hold,
@@ -146,10 +145,7 @@ class Scheduler:
 
     def use(self, policy: RoutingPolicy) -> None:
         """Another routing policy from the next decision on. It is told of the replicas and learns the rest."""
-        self.balancer.policy = policy
-        now = self.clock()
-        for replica in self.balancer.fleet.replicas.values():
-            policy.observe(Added(replica.id, replica.models, replica.adapters_served, replica.view.weight), now)
+        self.balancer.use(policy, self.clock())
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -173,6 +173,13 @@ class Balancer:
         self.fleet.refresh()
         return self._moved(now)
 
+    def use(self, policy: RoutingPolicy, now: float) -> None:
+        """Another routing policy from the next decision on. It is told of the replicas; ledgers and index stay."""
+        self._now = now
+        self.policy = self.dispatcher.policy = policy
+        for r in self.fleet.replicas.values():
+            policy.observe(Added(r.id, r.models, r.adapters_served, r.view.weight, r.view.role), now)
+
     def wake(self, now: float) -> list[Decision]:
         """Time passed; call it at `next_wake()` or later."""
         self._now = now

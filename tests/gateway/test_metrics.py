@@ -95,6 +95,7 @@ def test_every_series_has_its_name_and_only_its_own_labels() -> None:
         "forebay_held_bytes": set(),
         "forebay_held_oldest_seconds": set(),
         "forebay_open_requests": set(),
+        "forebay_capacity_factor": set(),
         "forebay_event_loop_lag_seconds": set(),
         "forebay_event_loop_lag_max_seconds": set(),
         "forebay_config_version": set(),

@@ -184,3 +184,23 @@ async def test_paths_that_are_nobody_s_are_404_and_development_routes_are_never_
     async with running(*sim.urls) as g:
         for path in ("/", "/v1/load_lora_adapter", "/sleep", "/server_info", "/healthz"):
             assert (await g.http.post(path)).status_code == 404
+
+
+async def test_held_requests_are_told_to_go_elsewhere_at_once(sim: Fleet) -> None:
+    gentle = {"policy": {"name": "forebay", "seed": 1}, "admission": {"backlog_s": 0.001}, "health": {"hang_s": 60.0}}
+    async with running(*sim.urls, **gentle) as g:
+        sim.members[0].order(Command("hang"))
+        long = [{"role": "user", "content": "river " * 2000}]
+        asks = [asyncio.create_task(g.chat(messages=long)) for _ in range(6)]
+        await until(lambda: len(g.gateway.proxy.held()) >= 3)
+        rows = (await g.http.get("/admin/held")).json()
+        assert {row["service_class"] for row in rows} == {"standard"}
+        assert "forebay_held_requests" in (await g.http.get("/metrics")).text
+        held = len(g.gateway.proxy.held())
+        g.terminate()
+        await until(lambda: g.gateway.open_requests == 6 - held)
+        refused = [ask.result() for ask in asks if ask.done()]
+        assert {(r.status_code, r.json()["error"]["code"]) for r in refused} <= {(503, "draining")}
+        sim.members[0].order(Command("clear"))
+        statuses = sorted([(await ask).status_code for ask in asks])
+        assert statuses == [200] * (6 - held) + [503] * held
