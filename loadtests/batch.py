@@ -82,10 +82,22 @@ class Step:
 class Decodes:
     """The jobs that take one token in every step."""
 
-    __slots__ = ("_block", "_heap", "_linear", "_origin", "_origin_tick", "_quadratic", "grow", "jobs", "offsets")
+    __slots__ = (
+        "_block",
+        "_heap",
+        "_linear",
+        "_origin",
+        "_origin_tick",
+        "_quadratic",
+        "grow",
+        "jobs",
+        "known",
+        "offsets",
+    )
 
     def __init__(self, block: int) -> None:
         self.jobs: dict[str, Job] = {}
+        self.known: dict[str, Job] = {}  # those whose answer has ids, so that others may hit it
         self.offsets = 0  # sum; at tick t the batch reads offsets + len(jobs) x t tokens of context
         self.grow = [0] * block  # jobs that need a new block at ticks = i modulo block
         self._block = block
@@ -94,11 +106,13 @@ class Decodes:
         self._origin_tick = 0
         self._linear = self._quadratic = 0.0
 
-    def enter(self, job: Job, tick: int) -> None:
+    def enter(self, job: Job, tick: int, known: bool) -> None:
         """`job` has `job.computed` tokens after step `tick` and decodes from the next one on."""
         job.offset = offset = job.computed - tick
         job.finish_tick = job.prompt_tokens + job.output_tokens - 1 - offset
         self.jobs[job.id] = job
+        if known:
+            self.known[job.id] = job
         self.offsets += offset
         self.grow[(1 - offset) % self._block] += 1
         heapq.heappush(self._heap, (job.finish_tick, job.serial, job))
@@ -106,6 +120,7 @@ class Decodes:
 
     def leave(self, job: Job, tick: int) -> None:
         del self.jobs[job.id]
+        self.known.pop(job.id, None)
         self.offsets -= job.offset
         self.grow[(1 - job.offset) % self._block] -= 1
         job.computed = job.offset + tick

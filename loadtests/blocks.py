@@ -7,7 +7,7 @@ everything hashed: a count is enough for it, and the hashed part is a linked lis
 tail. A run is consecutive blocks of one *unit*: `unit_tokens` (a multiple of the block) that share one chained id.
 With a trace's 512-token ids a 12k-token prompt costs 24 operations instead of 750; counts, hits and eviction order
 stay those of blocks. What changes: two prompts that part inside a unit share nothing of that unit, as the ids say.
-Ids of blocks filled while decoding are entered when the request leaves, so a live answer cannot be hit yet.
+Ids of blocks filled while decoding are entered when somebody looks or the request leaves.
 """
 
 from __future__ import annotations
@@ -158,13 +158,7 @@ class BlockPool:
             else:
                 key, length = None, full - at  # an answer nobody will send back: hashed, never hit
             last = runs[-1] if runs else None
-            if (
-                last is not None
-                and key is not None
-                and last.key == key
-                and last.refs == 1
-                and last.start + last.length == start
-            ):
+            if last is not None and last.refs == 1 and last.twin is None and self._continues(last, key, start):
                 last.length += length
             else:
                 run = Run(key, start, length, 1)
@@ -209,6 +203,10 @@ class BlockPool:
         return self.match((key,), self.per_unit).blocks
 
     # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def _continues(self, last: Run, key: int | None, start: int) -> bool:
+        """Whether blocks from `start` may join `last`: not where the unit has copies, which are hit oldest first."""
+        return key is not None and last.key == key and last.start + last.length == start and self._index[key] is last
 
     def _enter(self, key: int, run: Run) -> None:
         first = self._index.setdefault(key, run)

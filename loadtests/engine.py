@@ -204,7 +204,7 @@ class Engine(Scheduler):
                     counters.prompt_tokens += job.prompt_tokens
                 if job.state == "running":
                     job.outputs += 1
-                    decodes.enter(job, tick)
+                    decodes.enter(job, tick, self._known(job))
         for job in self._aborted:
             if job.id in decodes.jobs:
                 decodes.leave(job, tick)

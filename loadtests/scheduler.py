@@ -76,6 +76,7 @@ class Scheduler:
         self.pool = BlockPool(
             config.num_blocks or profile.num_blocks, self.block, config.unit_tokens, config.enable_prefix_caching
         )
+        self.unit_tokens = config.unit_tokens or self.block
         capacity = self.pool.usable * self.block
         self.max_model_len = config.max_model_len or min(131_072, capacity)
         if self.max_model_len > capacity:
@@ -184,6 +185,8 @@ class Scheduler:
             if job.adapter is not None and not self._adapter_room(job.adapter):
                 passed.append(waiting.popleft())
                 continue
+            if self._decodes.known:
+                self._publish(tick)
             found = pool.match(job.chain, (job.target - 1) // self.block)
             hit = found.blocks * self.block
             tokens = min(job.target - hit, budget)
@@ -214,6 +217,15 @@ class Scheduler:
         waiting.extendleft(reversed(passed))
         self._deferred = len(passed)
         return stuck
+
+    def _known(self, job: Job) -> bool:
+        return len(job.chain) * self.unit_tokens > job.prompt_tokens
+
+    def _publish(self, tick: int) -> None:
+        """Enter what decoding jobs have filled since the last lookup: kept until somebody looks."""
+        for job in self._decodes.known.values():
+            assert job.table is not None
+            self.pool.fill(job.table, job.chain, (job.offset + tick) // self.block)
 
     def _adapter_room(self, adapter: str) -> bool:
         used = {job.adapter for job in self.running.values() if job.adapter is not None}
@@ -263,12 +275,13 @@ class Scheduler:
             if job not in scheduled:
                 step.skipped.append(job)
                 decodes.leave(job, tick - 1)
-                decodes.enter(job, tick)
+                decodes.enter(job, tick, self._known(job))
         step.decoded = len(decodes.jobs) - len(step.skipped)
         return budget
 
     def _preempt(self, job: Job, step: Step, tick: int, scheduled: int) -> None:
         """All blocks back (they stay cached), to be computed again from the front of the queue."""
+        self._publish(tick)  # equal answers that go on come first in the index, as they were filled first
         if job.id in self._decodes.jobs:
             self._decodes.leave(job, tick)
             job.computed += scheduled
@@ -277,8 +290,8 @@ class Scheduler:
             for some in (self._partial, step.first, step.resumed):
                 if job in some:
                     some.remove(job)
-        chain, unit = list(job.chain), self.pool.per_unit * self.block
-        while len(chain) * unit < job.computed:
+        chain = list(job.chain)
+        while len(chain) * self.unit_tokens < job.computed:
             self._private -= 1
             chain.append(self._private)
         job.chain = chain
