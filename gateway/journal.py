@@ -44,22 +44,22 @@ class Keyed:
         return hashlib.blake2b(text.encode(errors="surrogateescape"), key=self._key, digest_size=8).hexdigest()
 
     def chain(self, chain: tuple[int, ...]) -> list[int]:
-        known, keyed = self._chunks, []
-        for chunk in chain:
-            value = known.get(chunk)
-            if value is None:
-                raw = hashlib.blake2b(chunk.to_bytes(8, "big"), key=self._key, digest_size=8).digest()
-                value = known[chunk] = int.from_bytes(raw, "big")
-            keyed.append(value)
-        if len(known) > CACHED_HASHES:
-            known.clear()
-        return keyed
+        known = self._chunks
+        keyed = list(map(known.get, chain))
+        if None in keyed:
+            if len(known) > CACHED_HASHES:
+                known.clear()
+            for chunk in chain:
+                if chunk not in known:
+                    raw = hashlib.blake2b(chunk.to_bytes(8, "big"), key=self._key, digest_size=8).digest()
+                    known[chunk] = int.from_bytes(raw, "big")
+            keyed = list(map(known.get, chain))
+        return keyed  # type: ignore[return-value]  # no None is left
 
 
 def line(record: RequestRecord, keyed: Keyed) -> dict[str, Any]:
-    """The finished record as it is journalled; the one definition of schema 1."""
+    """The finished record as it is journalled; the one definition of schema 1. Dataclasses inside go out as objects."""
     start = record.received_at
-    prediction = record.prediction
     fields: dict[str, Any] = {
         "schema": SCHEMA,
         "request_id": record.request_id,
@@ -73,24 +73,17 @@ def line(record: RequestRecord, keyed: Keyed) -> dict[str, Any]:
         "service_class": record.service_class,
         "arm": record.arm,
         "policy": record.policy,
-        "objectives": {
-            "ttft_s": record.objectives.ttft_s,
-            "tpot_s": record.objectives.tpot_s,
-            "itl_s": record.objectives.itl_s,
-            "e2e_s": record.objectives.e2e_s,
-        },
+        "objectives": record.objectives,
         "streams": record.streams,
         "prompt_bytes": record.prompt_bytes,
         "prompt_tokens": [record.prompt.count, record.prompt.source],
         "completion_tokens": [record.completion.count, record.completion.source],
         "cached_tokens": [record.cached.count, record.cached.source],
         "chain": keyed.chain(record.chain),
-        "unmatched": None
-        if record.unmatched is None
-        else {"kind": record.unmatched.kind, "path": record.unmatched.path, "offset": record.unmatched.offset},
+        "unmatched": record.unmatched,
         "attempts": [
             {
-                "replica": a.replica_id,
+                "replica_id": a.replica_id,
                 "t_dispatch": _since(a.t_dispatch, start),
                 "t_first": _since(a.t_first, start),
                 "outcome": a.outcome,
@@ -100,25 +93,8 @@ def line(record: RequestRecord, keyed: Keyed) -> dict[str, Any]:
         ],
         "client_retry": record.client_retry,
         "choice": record.choice_reason,
-        "prediction": None
-        if prediction is None
-        else {
-            "ttft_s": prediction.ttft_s,
-            "tpot_s": prediction.tpot_s,
-            "uncached_tokens": prediction.uncached_tokens,
-            "cached_tokens": prediction.cached_tokens,
-            "scraped_age_s": prediction.scraped_age_s,
-        },
-        "alternatives": [
-            {
-                "replica": a.replica_id,
-                "score": a.score,
-                "cached_tokens": a.cached_tokens,
-                "predicted_ttft_s": a.predicted_ttft_s,
-                "scraped_age_s": a.scraped_age_s,
-            }
-            for a in record.alternatives
-        ],
+        "prediction": record.prediction,
+        "alternatives": record.alternatives,
         "queue_wait_s": _round(record.queue_wait_s),
         "ttft_s": _round(record.ttft_s),
         "tpot_s": _round(record.tpot_s),

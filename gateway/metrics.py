@@ -21,46 +21,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gateway.distribution import Distribution
-from gateway.errors import Code
 from gateway.gauges import Gauges
 from gateway.record import RequestRecord, TokenSource
-from gateway.signals import Sign
-from policies.model import Ejected, FleetEvent, Outcome, Removed, Restarted, Returned
+from gateway.tally import CHOICES, DISTRIBUTIONS, REASONS, Tally, known
+from policies.model import Ejected, FleetEvent, Removed, Restarted, Returned
 
-LATENCY_S = (
-    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0),
-    *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0),
-)
-PACE_S = (
-    *(0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08),
-    *(0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0),
-)
-RATIO = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
-
-CHOICES = frozenset(
-    {
-        "affinity",
-        "spill",
-        "cold",
-        "load",
-        "turn",
-        "random",
-        "only_one",
-        "least_late",
-        "none_available",
-        "weight",
-        "mixed",
-    }
-)
-REASONS = frozenset({c.value for c in Code} | {s.value for s in Sign} | CHOICES)
 PRECISION_DECAY = 0.99  # weight of the past per request, so about the last hundred count
-
-
 Counts: TypeAlias = defaultdict[tuple[str, ...], int]
-
-
-def known(value: str, values: frozenset[str]) -> str:
-    return value if value in values or not value else "other"
 
 
 class Metrics(Collector):
@@ -70,44 +37,32 @@ class Metrics(Collector):
         self.classes = frozenset(classes)
         self.gauges = gauges
         self._version = version
-        self._requests: Counts = defaultdict(int)
-        self._partitions: Counts = defaultdict(int)
-        self._seconds: dict[tuple[str, str], Distribution] = {}
-        self._tokens: Counts = defaultdict(int)
+        self._tallies = {name: Tally() for name in self.classes}
         self._choices: Counts = defaultdict(int)
         self._attempts: Counts = defaultdict(int)
         self._ejections: Counts = defaultdict(int)
         self._returns: Counts = defaultdict(int)
         self._restarts: Counts = defaultdict(int)
-        self._precision: dict[str, list[float]] = {}  # replica: cached tokens confirmed, believed
+        self._precision: dict[str, tuple[float, float]] = {}  # replica: cached tokens confirmed, believed
         self._retries = self._client_retries = 0
 
     # -- feeding -----------------------------------------------------------------------------------------------
 
     def record(self, r: RequestRecord) -> None:
         """A request is over."""
-        name = known(r.service_class, self.classes)
-        reason = known(r.reason, REASONS)
-        self._requests[name, r.outcome.value if r.outcome else "other", reason] += 1
-        if r.partition is not None:
-            self._partitions[name, r.partition.value] += 1
-        if r.outcome is Outcome.SUCCESS:
-            self._observe("ttft", name, LATENCY_S, r.ttft_s if r.streams else None)
-            self._observe("tpot", name, PACE_S, r.tpot_s if r.streams else None)
-            self._observe("longest_gap", name, PACE_S, r.longest_gap_s if r.content_events > 1 else None)
-            self._observe("e2e", name, LATENCY_S, r.e2e_s)
-        self._observe("queue_wait", name, LATENCY_S, r.queue_wait_s)
-        for kind, tokens in (("prompt", r.prompt), ("completion", r.completion), ("cached", r.cached)):
-            if tokens.count:
-                self._tokens[name, kind, tokens.source.value] += tokens.count
+        tally = self._tallies.get(r.service_class)
+        if tally is None:
+            tally = self._tally(r.service_class)
+        tally.count(r)
         self._client_retries += r.client_retry > 0
-        for attempt in r.attempts:
-            outcome = attempt.outcome.value if attempt.outcome else "other"
-            self._attempts[attempt.replica_id, outcome, known(attempt.detail, REASONS)] += 1
         if r.attempts:
+            for attempt in r.attempts:
+                key = (attempt.replica_id, str(attempt.outcome), known(attempt.detail, REASONS))
+                self._attempts[key] += 1
             self._retries += len(r.attempts) - 1
             self._choices[r.policy, known(r.choice_reason, CHOICES)] += 1
-            self._learn(r, name)
+            if r.prediction is not None and r.prediction.cached_tokens > 0:
+                self._confirm(r, r.prediction.cached_tokens)
 
     def event(self, event: FleetEvent) -> None:
         """Something happened to a replica."""
@@ -121,24 +76,17 @@ class Metrics(Collector):
             case Removed():
                 self._forget(event.replica_id)
 
-    def _observe(self, what: str, name: str, bounds: tuple[float, ...], value: float | None) -> None:
-        if value is not None:
-            found = self._seconds.get((what, name))
-            if found is None:
-                found = self._seconds[what, name] = Distribution(bounds)
-            found.add(value)
+    def _tally(self, service_class: str) -> Tally:
+        name = known(service_class, self.classes)
+        return self._tallies.setdefault(name, Tally())
 
-    def _learn(self, r: RequestRecord, name: str) -> None:
-        """How right the core was, from the attempt that answered."""
-        last, belief = r.attempts[-1], r.prediction
-        if belief is None:
-            return
-        if last.t_first is not None and r.streams and belief.ttft_s > 0:
-            self._observe("ttft_prediction", name, RATIO, (last.t_first - last.t_dispatch) / belief.ttft_s)
-        if belief.cached_tokens > 0 and r.cached.source is TokenSource.USAGE and r.cached.count is not None:
-            confirmed, believed = self._precision.get(last.replica_id, (0.0, 0.0))
-            confirmed = PRECISION_DECAY * confirmed + min(r.cached.count, belief.cached_tokens)
-            self._precision[last.replica_id] = [confirmed, PRECISION_DECAY * believed + belief.cached_tokens]
+    def _confirm(self, r: RequestRecord, expected: int) -> None:
+        """How much of what was believed to be cached was, on the replica that answered."""
+        if r.cached.source is TokenSource.USAGE and r.cached.count is not None:
+            replica_id = r.attempts[-1].replica_id
+            confirmed, believed = self._precision.get(replica_id, (0.0, 0.0))
+            confirmed = PRECISION_DECAY * confirmed + min(r.cached.count, expected)
+            self._precision[replica_id] = (confirmed, PRECISION_DECAY * believed + expected)
 
     def _forget(self, replica_id: str) -> None:
         for counts in (self._attempts, self._ejections, self._returns, self._restarts):
@@ -159,33 +107,31 @@ class Metrics(Collector):
         yield from g.of_gateway()
 
     def _of_requests(self) -> Iterator[Metric]:
-        yield _counter(
-            "forebay_requests", "Requests that ended.", ("service_class", "outcome", "reason"), self._requests
-        )
+        tallies = self._tallies.items()
+        requests: dict[tuple[str, ...], int] = {(name, *key): n for name, t in tallies for key, n in t.requests.items()}
+        yield _counter("forebay_requests", "Requests that ended.", ("service_class", "outcome", "reason"), requests)
         yield _counter(
             "forebay_partitions",
             "Requests by partition; good over all is the attainment of a class.",
             ("service_class", "partition"),
-            self._partitions,
+            {(name, key): n for name, t in tallies for key, n in t.partitions.items()},
         )
-        for what, help_text in SECONDS.items():
-            unit = "_ratio" if what == "ttft_prediction" else "_seconds"
-            family = HistogramMetricFamily(f"forebay_{what}{unit}", help_text, labels=("service_class",))
-            for (measured, name), values in self._seconds.items():
-                if measured == what:
-                    family.add_metric([name], values.cumulative(), values.total)
+        for attribute, name, help_text in DISTRIBUTIONS:
+            family = HistogramMetricFamily(name, help_text, labels=("service_class",))
+            for of_class, t in tallies:
+                values: Distribution = getattr(t, attribute)
+                family.add_metric([of_class], values.cumulative(), values.total)
             yield family
         yield _counter(
             "forebay_tokens",
             "Tokens by kind and by where the number comes from.",
             ("service_class", "kind", "source"),
-            self._tokens,
+            {(name, *key): n for name, t in tallies for key, n in t.tokens.items()},
         )
         yield _counter("forebay_choices", "Dispatches by reason of the policy.", ("policy", "reason"), self._choices)
         yield _counter("forebay_retries", "Attempts after the first of a request.", (), {(): self._retries})
-        yield _counter(
-            "forebay_client_retries", "Requests that a client says are retries.", (), {(): self._client_retries}
-        )
+        retries: dict[tuple[str, ...], int] = {(): self._client_retries}
+        yield _counter("forebay_client_retries", "Requests that a client says are retries.", (), retries)
 
     def _of_attempts(self, replicas: set[str]) -> Iterator[Metric]:
         """Attempts that end after their replica was removed must not bring its labels back."""
@@ -202,16 +148,6 @@ class Metrics(Collector):
         for id, (confirmed, believed) in self._precision.items():
             precision.add_metric([id], confirmed / believed)
         yield precision
-
-
-SECONDS = {
-    "ttft": "Receipt to first content event, streamed and complete requests.",
-    "tpot": "Mean time per output token after the first, streamed and complete requests.",
-    "longest_gap": "Longest gap between content events of a complete stream.",
-    "e2e": "Receipt to clean end, complete requests.",
-    "queue_wait": "Receipt to first dispatch.",
-    "ttft_prediction": "Time to first token since dispatch over what was predicted.",
-}
 
 
 def _counter(name: str, help_text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], int]) -> Metric:

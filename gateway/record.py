@@ -124,4 +124,8 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        return self.timing().tpot_s if self.ended_at is not None else None
+        """As `Timing.tpot_s`; None where it is not applicable."""
+        first, last, tokens = self.first_content_at, self.last_content_at, self.completion.count
+        if first is None or last is None or tokens is None or tokens < 2:
+            return None
+        return (last - first) / (tokens - 1)

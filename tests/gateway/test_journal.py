@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+import orjson
 import pytest
 
 from gateway.journal import Journal, Keyed, line
@@ -59,7 +60,7 @@ def settings(path: Path, **values: object) -> JournalTable:
 
 def test_a_line_tells_the_whole_life_of_a_request() -> None:
     keyed = Keyed(b"secret")
-    told = json.loads(json.dumps(line(finished(), keyed)))
+    told = orjson.loads(orjson.dumps(line(finished(), keyed)))
     assert told == {
         "schema": 1,
         "request_id": "r-1",
@@ -82,8 +83,8 @@ def test_a_line_tells_the_whole_life_of_a_request() -> None:
         "chain": keyed.chain((11, 22, 33)),
         "unmatched": {"kind": "user", "path": "messages[1].content", "offset": 512},
         "attempts": [
-            {"replica": "b", "t_dispatch": 0.1, "t_first": None, "outcome": "error", "detail": "refused"},
-            {"replica": "a", "t_dispatch": 0.2, "t_first": 0.5, "outcome": "success", "detail": ""},
+            {"replica_id": "b", "t_dispatch": 0.1, "t_first": None, "outcome": "error", "detail": "refused"},
+            {"replica_id": "a", "t_dispatch": 0.2, "t_first": 0.5, "outcome": "success", "detail": ""},
         ],
         "client_retry": 0,
         "choice": "affinity",
@@ -95,7 +96,7 @@ def test_a_line_tells_the_whole_life_of_a_request() -> None:
             "scraped_age_s": 0.7,
         },
         "alternatives": [
-            {"replica": "b", "score": 0.5, "cached_tokens": 0, "predicted_ttft_s": 0.9, "scraped_age_s": 0.6}
+            {"replica_id": "b", "score": 0.5, "cached_tokens": 0, "predicted_ttft_s": 0.9, "scraped_age_s": 0.6}
         ],
         "queue_wait_s": 0.1,
         "ttft_s": 0.5,
@@ -146,7 +147,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
-    one = len(json.dumps(line(finished("r-0"), Keyed(b"")), separators=(",", ":"))) + 40
+    one = len(orjson.dumps(line(finished("r-0"), Keyed(b"")))) + 40
     journal = Journal(settings(tmp_path / "j.jsonl", max_bytes=2 * one, files=2), {})
     for i in range(9):
         journal.write(finished(f"r-{i}"))

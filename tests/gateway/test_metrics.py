@@ -145,8 +145,8 @@ def test_a_shed_request_has_a_reason_and_no_latency() -> None:
     metrics.record(finished(outcome=Outcome.SHED, partition=Partition.REJECTED, reason="infeasible", **shed))
     labels = {"service_class": "interactive", "outcome": "shed", "reason": "infeasible"}
     assert value(metrics, "forebay_requests_total", **labels) == 1
-    assert value(metrics, "forebay_ttft_seconds_count", service_class="interactive") is None
-    assert value(metrics, "forebay_queue_wait_seconds_count", service_class="interactive") is None
+    assert value(metrics, "forebay_ttft_seconds_count", service_class="interactive") == 0
+    assert value(metrics, "forebay_queue_wait_seconds_count", service_class="interactive") == 0
 
 
 def test_retries_are_the_attempts_after_the_first() -> None:

@@ -164,7 +164,7 @@ async def test_each_request_leaves_one_line_in_the_journal(tmp_path: Path, sim: 
     first = lines[0]
     assert first["completion_tokens"] == [4, "usage"]
     assert first["policy"] == "round_robin"
-    assert [a["replica"] for a in first["attempts"]] == ["r0"]
+    assert [a["replica_id"] for a in first["attempts"]] == ["r0"]
     assert 0 < first["ttft_s"] <= first["e2e_s"]
     assert "river" not in path.read_text()
 

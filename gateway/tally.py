@@ -1,0 +1,92 @@
+"""What is counted of the requests of one service class, and the closed sets that its label values come from.
+
+Fed once per request, at its end, so it is written for speed: plain dictionaries and distributions, no label objects.
+"""
+
+from __future__ import annotations
+
+from gateway.distribution import Distribution
+from gateway.errors import Code
+from gateway.record import RequestRecord
+from gateway.signals import Sign
+from policies.model import Outcome
+
+LATENCY_S = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0),
+    *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0),
+)
+PACE_S = (
+    *(0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08),
+    *(0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0),
+)
+RATIO = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+DISTRIBUTIONS = (  # attribute of a Tally, series, help
+    ("ttft", "forebay_ttft_seconds", "Receipt to first content event, streamed and complete requests."),
+    ("tpot", "forebay_tpot_seconds", "Mean time per output token after the first, streamed and complete requests."),
+    ("longest_gap", "forebay_longest_gap_seconds", "Longest gap between content events of a complete stream."),
+    ("e2e", "forebay_e2e_seconds", "Receipt to clean end, complete requests."),
+    ("queue_wait", "forebay_queue_wait_seconds", "Receipt to first dispatch."),
+    ("ttft_prediction", "forebay_ttft_prediction_ratio", "Time to first token since dispatch over what was predicted."),
+)
+CHOICES = frozenset(
+    {
+        "affinity",
+        "spill",
+        "cold",
+        "load",
+        "turn",
+        "random",
+        "only_one",
+        "least_late",
+        "none_available",
+        "weight",
+        "mixed",
+    }
+)
+REASONS = frozenset({c.value for c in Code} | {s.value for s in Sign} | CHOICES)
+
+
+def known(value: str, values: frozenset[str]) -> str:
+    return value if value in values or not value else "other"
+
+
+class Tally:
+    __slots__ = (
+        "e2e", "longest_gap", "partitions", "queue_wait", "requests", "tokens", "tpot", "ttft", "ttft_prediction",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, str], int] = {}  # (outcome, reason)
+        self.partitions: dict[str, int] = {}
+        self.tokens: dict[tuple[str, str], int] = {}  # (kind, source)
+        self.ttft, self.e2e, self.queue_wait = Distribution(LATENCY_S), Distribution(LATENCY_S), Distribution(LATENCY_S)
+        self.tpot, self.longest_gap = Distribution(PACE_S), Distribution(PACE_S)
+        self.ttft_prediction = Distribution(RATIO)
+
+    def count(self, r: RequestRecord) -> None:
+        """A request of this class is over."""
+        outcome, requests, received_at = r.outcome, self.requests, r.received_at
+        key = (str(outcome), known(r.reason, REASONS))
+        requests[key] = requests.get(key, 0) + 1
+        if r.partition is not None:
+            partition = str(r.partition)
+            self.partitions[partition] = self.partitions.get(partition, 0) + 1
+        if outcome is Outcome.SUCCESS:
+            if r.streams and r.first_content_at is not None:
+                self.ttft.add(r.first_content_at - received_at)
+                tpot = r.tpot_s
+                if tpot is not None:
+                    self.tpot.add(tpot)
+                    self.longest_gap.add(r.longest_gap_s)
+            if r.ended_at is not None:
+                self.e2e.add(r.ended_at - received_at)
+        if r.attempts:
+            self.queue_wait.add(r.attempts[0].t_dispatch - received_at)
+            last, belief = r.attempts[-1], r.prediction
+            if belief is not None and last.t_first is not None and r.streams and belief.ttft_s > 0:
+                self.ttft_prediction.add((last.t_first - last.t_dispatch) / belief.ttft_s)
+        tokens = self.tokens
+        for kind, measured in (("prompt", r.prompt), ("completion", r.completion), ("cached", r.cached)):
+            if measured.count:
+                of = (kind, str(measured.source))
+                tokens[of] = tokens.get(of, 0) + measured.count
