@@ -84,7 +84,10 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 
 def main() -> None:
-    build(sys.argv[1:])(prog_name="forebay")
+    try:
+        build(sys.argv[1:])(prog_name="forebay")
+    except KeyboardInterrupt:  # while a command was still being imported
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Exchange:
         return tail + (b"connection: close\r\n" if self.closing else b"")
 
     def head(self) -> None:
-        self.protocol.transport.write(
+        self.write(
             b"HTTP/1.1 200 OK\r\n"
             + date_line()
             + b"content-type: text/event-stream; charset=utf-8\r\n"
@@ -74,7 +74,9 @@ class Exchange:
         )
 
     def write(self, data: bytes) -> None:
-        self.protocol.transport.write(data)
+        # a client may be gone before its connection_lost is called; uvloop raises then, and a step must go on
+        if not self.protocol.transport.is_closing():
+            self.protocol.transport.write(data)
 
     def close(self) -> None:
         """The response is complete."""
@@ -92,7 +94,7 @@ class Exchange:
         head += b"content-length: %d\r\n" % len(data)
         if not empty:
             head += b"content-type: " + kind + b"\r\n"
-        self.protocol.transport.write(head + self._tail() + b"\r\n" + (b"" if self.method == "HEAD" else data))
+        self.write(head + self._tail() + b"\r\n" + (b"" if self.method == "HEAD" else data))
         self.close()
 
     def cut(self) -> None:

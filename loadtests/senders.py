@@ -2,15 +2,14 @@
 
 The sending loop must do nothing but send and read, so even a single sender is its own process: progress bars, JSON
 and files stay here. Rows are split by session, else by id; all senders share one start on CLOCK_MONOTONIC, which Linux
-gives every process alike. Ctrl-C is this process's business: senders ignore it and leave when their pipe closes, so
-none outlives us. Trade-off: a second of start-up for each run.
+gives every process alike. Ctrl-C is this process's business: senders never see it and leave when their pipe closes,
+so none outlives us. Trade-off: a second of start-up for each run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import signal
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from loadtests.client import Client, Target
 from loadtests.drive import Behaviour, Clock, Driver, Tally
+from loadtests.playground import instrument, sigint_blocked
 from loadtests.record import Record
 from loadtests.requests import Shape
 from loadtests.schedule import Row, Schedule
@@ -47,6 +47,7 @@ class LiveRun:
     api_key: str | None = None
     workers: int = 1
     time_scale: float = 1.0
+    instrument: bool = False  # senders share this machine with what they measure: take priority
 
 
 @dataclass(slots=True)
@@ -95,12 +96,13 @@ def run(live: LiveRun, show: Callable[[Progress], None] | None = None) -> LiveRe
     processes = []
     try:
         for worker in range(live.workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_sender, args=(theirs, live, worker), daemon=True)
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
+            with sigint_blocked():
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_sender, args=(theirs, live, worker), daemon=True)
+                process.start()
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
         for pipe in pipes:
             _expect(pipe, "ready")
         first_s = min((row.at_s for row in live.schedule.rows if row.at_s is not None), default=0.0)
@@ -111,13 +113,14 @@ def run(live: LiveRun, show: Callable[[Progress], None] | None = None) -> LiveRe
         for process in processes:
             process.join()
     finally:
-        for pipe in pipes:
-            pipe.close()
-        for process in processes:
-            process.join(timeout=1.0)
-            if process.is_alive():
-                process.terminate()
-                process.join()
+        with sigint_blocked():
+            for pipe in pipes:
+                pipe.close()
+            for process in processes:
+                process.join(timeout=1.0)
+                if process.is_alive():
+                    process.terminate()
+                    process.join()
     records = sorted((record for part, _ in parts for record in part), key=lambda r: r.id)
     sustained = [part for _, part in parts]
     return LiveRecords(
@@ -178,7 +181,8 @@ def _expect(pipe: Connection, kind: str) -> None:
 def _sender(pipe: Connection, live: LiveRun, worker: int) -> None:
     import uvloop
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if live.instrument:
+        instrument()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_send(pipe, live, worker))
