@@ -164,8 +164,8 @@ def serve_on(console: Console, ground: Playground) -> None:
         f"  curl -N {ground.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip
-    console.print("Ctrl-C stops everything.")
     try:
+        console.print("Ctrl-C stops everything.")
         threading.Event().wait()
     except KeyboardInterrupt:
         console.print("stopped")

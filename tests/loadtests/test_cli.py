@@ -17,6 +17,8 @@ PRESENT = [name for name, (module, _) in cli.COMMANDS.items() if importlib.util.
 
 def test_every_command_has_help_with_an_example() -> None:
     for name in PRESENT:
+        if cli.command_function(name) is None:
+            continue
         result = CliRunner().invoke(cli.build([name]), [name, "--help"])
         assert result.exit_code == 0, result.output
         assert f"forebay {name} " in " ".join(result.output.replace("Usage: forebay", "").split()), name
