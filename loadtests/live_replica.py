@@ -179,8 +179,11 @@ class Replica:
         """Engine time."""
         return self._loop.time() * self.settings.time_scale
 
-    def submit(self, call: Call, sink: Sink) -> None:
-        """Starts an answer. Raises ApiError where vLLM refuses before the response starts."""
+    def submit(self, call: Call, sink: Sink) -> Answer:
+        """Starts an answer; the caller gives it to `leave` if the client goes.
+
+        Raises ApiError where vLLM refuses before the response starts.
+        """
         now = self.now()
         answer = Answer(self, call, sink, now)
         if self.faults.draining:
@@ -190,7 +193,7 @@ class Replica:
             if call.stream:
                 sink.head()
             answer.abort()
-            return
+            return answer
         for p, packed in enumerate(call.prompts):
             ids = None
             for s in range(call.n):
@@ -218,6 +221,7 @@ class Replica:
                 sink.write(envelope)
         if self.engine.current is None and not self.faults.frozen:
             self._next(now)
+        return answer
 
     def leave(self, answer: Answer) -> None:
         """The client is gone, or the answer was given up: its jobs end with the step under way."""

@@ -202,7 +202,7 @@ class Routes:
             )  # fmt: skip
             call.request_id = x.id if b"x-request-id" in x.headers else x.id[:16]
             x.body = b""
-            replica.submit(call, x)
+            x.answer = replica.submit(call, x)
         except ApiError as refusal:
             x.respond(refusal.status, refusal.body)
 

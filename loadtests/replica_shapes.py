@@ -201,7 +201,7 @@ class Responses(Shape):
         self._number = 0
 
     def _next(self, kind: str, **fields: object) -> bytes:
-        data = fields | {"sequence_number": self._number, "type": kind}
+        data = dict(sorted((fields | {"sequence_number": self._number, "type": kind}).items()))
         self._number += 1
         return named(data)
 
@@ -274,7 +274,9 @@ class Responses(Shape):
         item = self._output(text)
         status = "incomplete" if reason == "length" else "completed"
         return (
-            self._next("response.output_text.done", **at, logprobs=[], text=text)
+            self._next(
+                "response.output_text.done", content_index=0, item_id=self.item, logprobs=[], output_index=0, text=text
+            )
             + self._next("response.content_part.done", **at, part=item["content"][0])
             + self._next("response.output_item.done", item=item, output_index=0)
             + self._next("response.completed", response=self.response(status, [item], usage))
