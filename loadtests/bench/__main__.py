@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from loadtests.bench import cost
+from loadtests.bench import cost, decisions
 from loadtests.bench.contenders import Contender, forebay, router_executable, vllm_router
 from loadtests.bench.processes import NotReadyError, free_ports
 from loadtests.bench.soak import MOST_BYTES_PER_STREAM, MOST_HEALTH_S, soak
@@ -159,6 +159,20 @@ def soak_command(
     )
     console.print("[green]holds" if result.holds else "[red]does not hold")
     raise typer.Exit(0 if result.holds else 1)
+
+
+@app.command("decisions")
+def decisions_command(
+    arm: Annotated[list[str] | None, typer.Option(help="arm to measure; again for more")] = None,
+    quick: Annotated[bool, typer.Option(help="3 rounds of 300 submits instead of 9 of 2,000")] = False,
+    out: Annotated[Path | None, typer.Option(help="write the numbers as JSON into this file")] = None,
+) -> None:
+    """CPU of one decision, of the prefix chain and of matching, and the index's memory; exit status 1 on a missed bar.
+
+    Example: python -m loadtests.bench decisions --quick --arm forebay --arm round_robin
+    """
+    met = decisions.run(arm or ["forebay", "forebay+admission"], quick=quick, out=out, console=console)
+    raise typer.Exit(0 if met else 1)
 
 
 if __name__ == "__main__":
