@@ -47,7 +47,7 @@ class BytesPerToken:
 class Precision:
     """Share of predicted cached tokens that a replica reported as cached, in 0..1."""
 
-    __slots__ = ("_memory", "_predicted", "_reported", "_run")
+    __slots__ = ("_memory", "_predicted", "_reported", "_run", "value")
 
     SHRINK_BELOW, GROW_ABOVE, SAMPLES = 0.7, 0.95, 50
     SHRINK, GROW = 0.9, 1.02
@@ -57,10 +57,7 @@ class Precision:
         self._predicted = 2000.0  # tokens: the weight of the initial belief
         self._reported = initial * 2000.0
         self._run = 0
-
-    @property
-    def value(self) -> float:
-        return min(1.0, self._reported / self._predicted)
+        self.value = initial
 
     def observe(self, predicted_tokens: float, reported_tokens: float) -> float:
         """One request's cached tokens; answers the factor by which the index's capacity should change (mostly 1.0)."""
@@ -69,7 +66,7 @@ class Precision:
         keep = 1.0 - self._memory
         self._predicted = self._predicted * keep + predicted_tokens * self._memory
         self._reported = self._reported * keep + min(reported_tokens, predicted_tokens) * self._memory
-        value = self.value
+        value = self.value = min(1.0, self._reported / self._predicted)
         if value < self.SHRINK_BELOW:
             self._run = min(self._run, 0) - 1
         elif value > self.GROW_ABOVE:

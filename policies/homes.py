@@ -14,8 +14,9 @@ Sources: consistent hashing with bounded loads (arXiv 1608.01350); two hash cand
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -24,8 +25,7 @@ from policies.ring import Ring
 DEPTHS = (1, 4, 16, 64, 256)
 
 
-@dataclass(slots=True, frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """A key's preference list: `order[:homes]` are its homes. Empty for a request without any identity."""
 
     key: int | None
@@ -58,18 +58,24 @@ class _Shares:
         self._young_total = self._old_total = 0
         self._turned_at = -math.inf
 
-    def count(self, keys: Sequence[int], now: float) -> None:
+    def add(self, chain: Sequence[int], now: float) -> None:
         if now - self._turned_at > self._period_s or len(self._young) > self._most:
             self._old, self._old_total = self._young, self._young_total
             self._young, self._young_total, self._turned_at = {}, 0, now
-        young = self._young
-        for key in keys:
+        young, length = self._young, len(chain)
+        for depth in DEPTHS:
+            if depth > length:
+                break
+            key = chain[depth - 1]
             young[key] = young.get(key, 0) + 1
         self._young_total += 1
 
-    def share(self, key: int, prior: float) -> float:
-        seen = self._young.get(key, 0) + 0.5 * self._old.get(key, 0)
-        return seen / (self._young_total + 0.5 * self._old_total + prior)
+    def count_of(self, key: int) -> float:
+        return self._young.get(key, 0) + 0.5 * self._old.get(key, 0)
+
+    def most(self, parts: int, prior: float, slack: float) -> float:
+        """The count that is `slack` times an equal part of all counted (and a prior of so many more)."""
+        return slack * (self._young_total + 0.5 * self._old_total + prior) / parts
 
 
 class Homes:
@@ -83,7 +89,7 @@ class Homes:
     def __init__(self) -> None:
         self.ring = Ring()
         self._shares = _Shares(60.0, self.MOST_KEYS)
-        self._heat: dict[int, _Heat] = {}
+        self._heat: OrderedDict[int, _Heat] = OrderedDict()
 
     def place(self, chain: Sequence[int], session: str | None, now: float, adapter: str | None = None) -> Placement:
         """The preference list of a request. O(1) in replicas and in what is known.
@@ -99,18 +105,18 @@ class Homes:
         """Affinity key of a chain (see above); without a chain the session's hash; else None."""
         if not chain:
             return None if session is None else xxh3_64_intdigest(session.encode())
-        n = max(1, len(self.ring))
-        most = (1.0 + self.EPS) / n
+        n, length, shares = max(1, len(self.ring)), len(chain), self._shares
+        most = shares.most(n, 2.0 * n, 1.0 + self.EPS)
         for depth in DEPTHS:
-            if depth > len(chain):
+            if depth > length:
                 break
-            if self._shares.share(chain[depth - 1], 2.0 * n) <= most:
+            if shares.count_of(chain[depth - 1]) <= most:
                 return chain[depth - 1]
         return chain[-1]
 
     def seen(self, chain: Sequence[int], now: float) -> None:
         """Count one request towards the shares of its prefixes."""
-        self._shares.count([chain[depth - 1] for depth in DEPTHS if depth <= len(chain)], now)
+        self._shares.add(chain, now)
 
     def homes(self, key: int, now: float) -> int:
         """m of this key now, from 1 to the number of replicas."""
@@ -137,13 +143,13 @@ class Homes:
         heat = self._heat.get(key)
         if heat is None:
             if len(self._heat) >= self.MOST_KEYS:
-                del self._heat[next(iter(self._heat))]
+                self._heat.popitem(last=False)
             heat = self._heat[key] = _Heat(now)
         self._cool(heat, now)
         return heat
 
     def _cool(self, heat: _Heat, now: float) -> None:
-        if now > heat.at:
+        if now > heat.at + 1.0:  # a second of a memory of thirty: not worth an exp per request
             heat.work_s *= math.exp((heat.at - now) / self.MEMORY_S)
             heat.at = now
         while heat.extra and now - heat.grown_at >= self.SHRINK_AFTER_S:

@@ -45,6 +45,10 @@ class _Holding:
         self.head = _Run(array("Q"), None)  # sentinel: head.newer is the oldest run, head.older the youngest
 
 
+def _members(group: tuple[int, int]) -> int:
+    return group[0].bit_count()
+
+
 class PrefixIndex:
     """Chunks per replica; replicas are addressed by slot (`add` returns it) on the hot path, by id elsewhere."""
 
@@ -53,6 +57,7 @@ class PrefixIndex:
         self._credits: dict[int, dict[int, int]] = {}  # last key of a chain -> slot -> credited chunks
         self._slots: dict[str, int] = {}
         self._holdings: list[_Holding | None] = []
+        self._everybody = 0  # bits of the slots in use
 
     # -- membership ------------------------------------------------------------------------------------------------
 
@@ -65,6 +70,7 @@ class PrefixIndex:
             self._holdings.append(None)
         self._holdings[slot] = _Holding(1 << slot, capacity_chunks)
         self._slots[replica_id] = slot
+        self._everybody |= 1 << slot
         return slot
 
     def slot(self, replica_id: str) -> int:
@@ -73,7 +79,9 @@ class PrefixIndex:
     def remove(self, replica_id: str) -> None:
         """Forget a replica and all it held; its slot is used again."""
         self.clear(replica_id)
-        self._holdings[self._slots.pop(replica_id)] = None
+        slot = self._slots.pop(replica_id)
+        self._holdings[slot] = None
+        self._everybody &= ~(1 << slot)
 
     def clear(self, replica_id: str) -> None:
         """The replica restarted: it holds nothing. Its capacity stays."""
@@ -111,33 +119,44 @@ class PrefixIndex:
 
         total_chunks: length of the request's stream in chunks where it exceeds the chain's; credit may reach that far.
         """
-        holders, holdings = self._holders, self._holdings
-        alive = 0
-        depths = [-1] * len(holdings)
-        for held in holdings:
-            if held is not None:
-                alive |= held.bit
+        holders, alive = self._holders, self._everybody
+        groups: list[tuple[int, int]] = []  # (slots, depth at which they stop)
         depth = 0
         for key in chain:
             still = holders.get(key, 0) & alive
             if still != alive:
-                self._settle(depths, alive ^ still, depth, chain, total_chunks)
+                groups.append((alive ^ still, depth))
                 alive = still
                 if not alive:
-                    return depths
+                    break
             depth += 1
         if alive:
-            self._settle(depths, alive, depth, chain, total_chunks)
-        return depths
+            groups.append((alive, depth))
+        return self._spread(groups, chain, total_chunks)
 
-    def _settle(self, depths: list[int], slots: int, depth: int, chain: Sequence[int], total_chunks: int) -> None:
-        credits = self._credits.get(chain[depth - 1]) if depth else None
-        room = max(total_chunks, len(chain)) - depth
-        while slots:
-            bit = slots & -slots
-            slot = bit.bit_length() - 1
-            slots ^= bit
-            depths[slot] = depth if credits is None else depth + min(room, credits.get(slot, 0))
+    def _spread(self, groups: list[tuple[int, int]], chain: Sequence[int], total_chunks: int) -> list[int]:
+        """Depth per slot from the groups; the largest group is filled in at once, the others bit by bit."""
+        size = len(self._holdings)
+        free = self._everybody ^ ((1 << size) - 1)
+        if free:
+            groups.append((free, -1))
+        if not groups:
+            return []
+        _, common = max(groups, key=_members) if len(groups) > 1 else groups[0]
+        depths = [common] * size
+        for slots, depth in groups:
+            if depth != common:
+                while slots:
+                    bit = slots & -slots
+                    depths[bit.bit_length() - 1] = depth
+                    slots ^= bit
+        for slots, depth in groups:
+            if depth > 0 and (credited := self._credits.get(chain[depth - 1])) is not None:
+                room = max(total_chunks, len(chain)) - depth
+                for slot, credit in credited.items():
+                    if slots >> slot & 1:
+                        depths[slot] = depth + min(room, credit)
+        return depths
 
     def depth(self, replica_id: str, chain: Sequence[int]) -> int:
         """Leading chunks of the chain the replica holds, without credit."""
@@ -190,7 +209,8 @@ class PrefixIndex:
                 path.append(run)
             holders = self._holders
             for key in chain[depth:]:
-                holders[key] = holders.get(key, 0) | bit
+                others = holders.get(key)
+                holders[key] = bit if others is None else others | bit  # `bit` itself: one object for all keys
             held.chunks += len(fresh)
         head = held.head
         for run in reversed(path):  # the tail first: it is the first to go

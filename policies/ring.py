@@ -52,7 +52,9 @@ class Ring:
         if not self._points:
             return ()
         assert self._hash is not None
-        at = bisect(self._points, self._hash(str(key))) % len(self._points)
+        # an int is a 64-bit hash already: its upper half is its place on ketama's 32-bit circle
+        place = key >> 32 if isinstance(key, int) else self._hash(key)
+        at = bisect(self._points, place) % len(self._points)
         found = self._lists[at]
         if found is None:
             found = self._lists[at] = self._walk(at)

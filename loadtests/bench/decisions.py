@@ -14,7 +14,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -116,7 +116,7 @@ class Submits:
             self._finish(request, decisions)
         return spent / submits / 1000
 
-    def _finish(self, request: Request, decisions: list[object]) -> None:
+    def _finish(self, request: Request, decisions: Sequence[object]) -> None:
         if not any(isinstance(d, Dispatch) and d.request_id == request.id for d in decisions):
             raise RuntimeError(f"a submit was not dispatched at once but {decisions}: the bench must not queue")
         self.now += 0.05

@@ -21,15 +21,17 @@ def ring(*names: str) -> Ring:
 
 def test_the_lists_are_uhashrings() -> None:
     theirs = HashRing(list(FLEET), hash_fn="ketama", vnodes=40)
-    for key in range(200):
-        assert ring_list(key) == tuple(node["nodename"] for node in theirs.range(str(key)))
+    for key in map(str, range(200)):
+        assert OURS.preference(key) == tuple(node["nodename"] for node in theirs.range(key))
+
+
+def test_a_chunk_key_is_a_hash_already_and_its_upper_half_the_place_on_the_circle() -> None:
+    theirs = HashRing(list(FLEET), hash_fn="ketama", vnodes=40)
+    place = theirs.hashi("some key")
+    assert OURS.preference(place << 32 | 12345) == OURS.preference("some key")
 
 
 OURS = ring()
-
-
-def ring_list(key: int) -> tuple[str, ...]:
-    return OURS.preference(key)
 
 
 def test_an_empty_ring_prefers_nobody() -> None:
@@ -38,7 +40,7 @@ def test_an_empty_ring_prefers_nobody() -> None:
 
 
 def test_keys_spread_over_all_replicas() -> None:
-    homes = [OURS.preference(key)[0] for key in range(4000)]
+    homes = [OURS.preference(key)[0] for key in map(str, range(4000))]
     assert all(0.5 < homes.count(name) / (4000 / 8) < 1.6 for name in FLEET)
 
 
@@ -46,7 +48,7 @@ def test_a_replica_of_twice_the_weight_gets_about_twice_the_keys() -> None:
     weighted = Ring()
     weighted.add("small", 1.0)
     weighted.add("large", 2.0)
-    homes = [weighted.preference(key)[0] for key in range(4000)]
+    homes = [weighted.preference(key)[0] for key in map(str, range(4000))]
     assert 0.5 < homes.count("large") / 4000 < 0.8
 
 
@@ -63,7 +65,7 @@ def test_removal_moves_only_the_keys_of_the_removed_and_each_to_the_next_on_its_
     gone = data.draw(st.sampled_from(names))
     before, after = ring(*names), ring(*names)
     after.remove(gone)
-    for key in range(60):
+    for key in map(str, range(60)):
         assert after.preference(key) == tuple(n for n in before.preference(key) if n != gone)
 
 
