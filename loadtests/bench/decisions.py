@@ -99,9 +99,18 @@ class Submits:
         known = self.made % 2 == 0
         keys = self.rng.choice(self.warm) if known else random_chain(self.rng, 8, self.system)
         return Request(
-            f"r{self.made}", model="m", session=f"s{self.made % 500}", received_at=self.now,
-            ttft_deadline=self.now + 10.0, tpot_s=0.2, prompt_bytes=8 * 256, prompt_tokens=512, chain=keys, expected_tokens=100, max_tokens=200,
-        )  # fmt: skip
+            f"r{self.made}",
+            model="m",
+            session=f"s{self.made % 500}",
+            received_at=self.now,
+            ttft_deadline=self.now + 10.0,
+            tpot_s=0.2,
+            prompt_bytes=8 * 256,
+            prompt_tokens=512,
+            chain=keys,
+            expected_tokens=100,
+            max_tokens=200,
+        )
 
     def round_us(self, submits: int) -> float:
         """CPU per submit over one round, the clock's own cost subtracted."""
