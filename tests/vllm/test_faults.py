@@ -1,0 +1,171 @@
+"""A real replica dies, hangs or is asked to end: every request is answered whole or fails with a clear error.
+
+`hang` stops the engine while `/health` stays 200. SIGTERM ends open streams with `finish_reason: "abort"`; with
+`--shutdown-timeout` (drain) they finish, while every new request gets an empty answer with `abort` at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving import Gateway, Stream, chat, gateway, post, stream, streaming, wait_for
+from tests.vllm.replicas import Replicas
+
+QUICK = """
+[timeouts]
+first_event_s = 3.0
+idle_s = 3.0
+[health]
+hang_s = 2.0
+backoff_s = 1.0
+slow_start_s = 0.0
+"""
+
+
+@pytest.fixture
+def front(breakable: Replicas, tmp_path: Path) -> Iterator[Gateway]:
+    with gateway(breakable.urls, tmp_path, policy="least_request", config=QUICK) as running:
+        yield running
+
+
+class OpenStreams:
+    """Long streams over both replicas, read in threads from the third event on."""
+
+    def __init__(self, front: Gateway, replicas: Replicas, count: int, tokens: int) -> None:
+        self.stack = ExitStack()
+        self.pool = self.stack.enter_context(ThreadPoolExecutor(count))
+        self.reading: list[tuple[int, Future[Stream]]] = []
+        for n in range(count):
+            opened = self.stack.enter_context(streaming(front.url, chat(f"stream {n}", max_tokens=tokens)))
+            events = iter(opened)
+            for _ in range(3):
+                next(events)
+            self.reading.append((replicas.index(opened.replica), self.pool.submit(self._rest, opened, events)))
+
+    @staticmethod
+    def _rest(opened: Stream, events: Iterator[bytes]) -> Stream:
+        for _ in events:
+            pass
+        return opened
+
+    def __enter__(self) -> OpenStreams:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def ended(self, replica: int) -> list[Stream]:
+        return [future.result(timeout=120) for i, future in self.reading if i == replica]
+
+
+def truncated(answer: Stream) -> bool:
+    """Cut off after it began, and said so: an error event last, and no [DONE]."""
+    return answer.broken is None and answer.error is not None and not answer.done
+
+
+def whole(answer: Stream) -> bool:
+    return answer.broken is None and answer.error is None and answer.done and answer.finish == "length"
+
+
+def break_under_load(front: Gateway, replicas: Replicas, fault: Callable[[], None]) -> list[httpx.Response | Stream]:
+    """Breaks a replica while requests, streamed and not, are under way and keep coming; all that they got."""
+    with ThreadPoolExecutor(16) as pool:
+        jobs: list[Future[httpx.Response | Stream]] = []
+        for n in range(4):
+            jobs.append(pool.submit(post, front.url, chat(f"whole {n}", max_tokens=150)))
+            jobs.append(pool.submit(stream, front.url, chat(f"stream {n}", max_tokens=150)))
+        for i in range(2):
+            wait_for(lambda i=i: replicas.running(i) > 0, f"replica {i} works")
+        fault()
+        for n in range(4):
+            jobs.append(pool.submit(post, front.url, chat(f"later {n}", max_tokens=20)))
+            jobs.append(pool.submit(stream, front.url, chat(f"later stream {n}", max_tokens=20)))
+        return [job.result(timeout=120) for job in jobs]
+
+
+def honest(answer: httpx.Response | Stream) -> bool:
+    """Whole, or a failure that says what it is."""
+    if isinstance(answer, Stream):
+        if answer.response.status_code != 200:
+            return bool(answer.response.status_code >= 500)
+        return whole(answer) or truncated(answer)
+    if answer.status_code != 200:
+        return answer.status_code >= 500 and bool(answer.json()["error"]["message"])
+    return bool(answer.json()["choices"][0]["finish_reason"] == "length")
+
+
+def test_a_killed_replica_cuts_only_its_streams_and_says_so(front: Gateway, breakable: Replicas) -> None:
+    with OpenStreams(front, breakable, 6, tokens=400) as streams:
+        breakable.script("kill", "0")
+        cut, kept = streams.ended(0), streams.ended(1)
+    assert len(cut) >= 1
+    assert len(kept) >= 1
+    assert all(truncated(answer) for answer in cut)
+    assert all(whole(answer) for answer in kept)
+    for n in range(6):
+        answer = stream(front.url, chat(f"after {n}"))
+        assert whole(answer)
+        assert breakable.index(answer.replica) == 1
+
+
+def test_a_kill_under_load_loses_nothing_silently(front: Gateway, breakable: Replicas) -> None:
+    answers = break_under_load(front, breakable, lambda: breakable.script("kill", "1"))
+    assert all(honest(answer) for answer in answers)
+
+
+def test_a_hung_engine_is_left_and_comes_back(front: Gateway, breakable: Replicas) -> None:
+    with OpenStreams(front, breakable, 4, tokens=400) as streams:
+        breakable.script("hang", "0")
+        try:
+            assert breakable.healthy(0)  # what a probe alone would see
+            answers = [stream(front.url, chat(f"beside {n}")) for n in range(4)]
+            assert all(whole(answer) for answer in answers)
+            cut, kept = streams.ended(0), streams.ended(1)
+            assert cut
+            assert all(truncated(answer) for answer in cut)
+            assert all(whole(answer) for answer in kept)
+            assert {breakable.index(stream(front.url, chat(f"out {n}")).replica) for n in range(6)} == {1}
+        finally:
+            breakable.script("resume", "0")
+    wait_for(lambda: breakable.index(stream(front.url, chat("back")).replica) == 0, "replica 0 is used again")
+
+
+def test_sigterm_without_drain_is_never_passed_on_as_success(front: Gateway, breakable: Replicas) -> None:
+    with OpenStreams(front, breakable, 6, tokens=400) as streams:
+        breakable.sigterm(0)
+        cut, kept = streams.ended(0), streams.ended(1)
+    assert cut
+    assert all(truncated(answer) for answer in cut)
+    assert all(whole(answer) for answer in kept)
+    assert whole(stream(front.url, chat("after")))
+
+
+def test_sigterm_under_load_loses_nothing_silently(front: Gateway, breakable: Replicas) -> None:
+    answers = break_under_load(front, breakable, lambda: breakable.sigterm(1))
+    assert all(honest(answer) for answer in answers)
+    wait_for(lambda: breakable.gone(1), "replica 1 has ended")
+
+
+def test_a_draining_replica_finishes_its_streams_and_swallows_nothing_new(breakable: Replicas, tmp_path: Path) -> None:
+    breakable.script("stop", "0")
+    breakable.start("--shutdown-timeout 30")
+    with (
+        gateway(breakable.urls, tmp_path, policy="least_request", config=QUICK) as front,
+        OpenStreams(front, breakable, 4, tokens=300) as streams,
+    ):
+        breakable.sigterm(0)
+        answers = [stream(front.url, chat(f"new {n}")) for n in range(6)]
+        answers_whole = [post(front.url, chat(f"new whole {n}")) for n in range(4)]
+        finished = streams.ended(0) + streams.ended(1)
+    assert all(whole(answer) for answer in answers)
+    assert {breakable.index(answer.replica) for answer in answers} == {1}
+    assert [a.json()["choices"][0]["finish_reason"] for a in answers_whole] == ["length"] * 4
+    assert len(finished) == 4
+    assert all(whole(answer) for answer in finished)
+    wait_for(lambda: breakable.gone(0), "the drained replica has ended", within_s=90)
