@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORDS = "the river runs to the sea and the sea gives it back as rain "
+STALLED_S = 60.0
 NUMBER = "########"  # the load client writes a new number over it
 
 
@@ -50,7 +51,13 @@ def drive(
     each: int = 0,
     stagger_us: int = 0,
 ) -> Run:
-    """One run of the load client on this process's core, until `seconds` or `each` answers per connection."""
+    """One run of the load client, until `seconds` or `each` answers per connection.
+
+    A run in which an answer never comes is an error of its own: `answers` is then 0 and `first_error` says so.
+    """
     argv = [*client, *map(str, (port, connections, seconds, each, stagger_us, body))]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=seconds + STALLED_S)
+    except subprocess.TimeoutExpired:
+        return Run(0, 0, 1, f"some answer did not come within {STALLED_S:g} s", seconds + STALLED_S, 0, 0)
     return Run(**json.loads(done.stdout))

@@ -233,16 +233,6 @@ def test_a_stream_cut_upstream_raises_in_the_client(front: Gateway) -> None:
         list(stream)
 
 
-def test_an_infeasible_request_is_refused_and_not_retried_by_the_client(front: Gateway) -> None:
-    sent: list[str] = []
-    at_once = {"x-slo-ttft-ms": "0.001"}
-    with openai_client(front, retries=2, sent=sent) as client, pytest.raises(openai.RateLimitError) as caught:
-        client.chat.completions.create(model="tiny", messages=ASK, stream=True, extra_headers=at_once)
-    assert caught.value.code == "infeasible"
-    assert caught.value.response.headers["x-should-retry"] == "false"
-    assert len(sent) == 1
-
-
 def test_over_quota_says_when_and_the_client_comes_back_then(front: Gateway) -> None:
     sent: list[str] = []
     with openai_client(front, GUEST_KEY, retries=3, sent=sent) as guest:
