@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 
@@ -25,12 +24,13 @@ from loadtests.engine import EngineConfig
 from loadtests.live_replica import ReplicaSettings
 from loadtests.offer import Offer, with_objective
 from loadtests.playground import Playground, PlaygroundError
-from loadtests.replay import measure, say_offer
+from loadtests.replay import invalidate, measure, say_offer
 from loadtests.requests import Shape
 from loadtests.schedule import Row, Schedule
 from loadtests.seeds import Stream, Zipf, mix, name_id
 from loadtests.senders import LiveRun, SenderError
 from loadtests.source import Generator
+from loadtests.start_state import StartState, StartStateError
 from loadtests.workloads import CLASSES
 
 TIME_SCALE = 2.0
@@ -48,7 +48,7 @@ class Length:
     drain_s: float
 
 
-QUICK, FULL = Length(28.0, 12.0), Length(120.0, 20.0)
+QUICK, FULL = Length(24.0, 10.0), Length(120.0, 20.0)
 
 
 def conversations(seed: int, span_s: float) -> Sequence[Row]:
@@ -100,7 +100,7 @@ def demo(
             show(console, runs)
             if not leave:
                 serve_on(console, ground)
-    except (PlaygroundError, SenderError, httpx.HTTPError) as error:
+    except (PlaygroundError, SenderError, StartStateError) as error:
         typer.echo(f"forebay demo: {error}", err=True)
         raise typer.Exit(1) from None
     if any(run["verdict"] != "valid" for run in runs):
@@ -130,16 +130,15 @@ def one_arm(console: Console, ground: Playground, schedule: Schedule, arm: str) 
     run, _ = measure(console, live, arm, ground.replica_urls)
     late = simulated.reasons(before, asyncio.run(simulated.lag_counts(ground.replica_urls)))
     if late:
-        run |= {"verdict": "invalid", "reasons": [*run["reasons"], *late]}
+        invalidate(run, late)
     return run
 
 
 async def start_state(ground: Playground, arm: str) -> None:
-    """Switches the policy, forgets the index, empties the caches. Raises httpx.HTTPError."""
-    async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
-        (await client.put(f"{ground.url}/admin/policy", json={"name": arm, "clear_index": True})).raise_for_status()
-        for url in ground.replica_urls:
-            (await client.post(f"{url}/reset_prefix_cache")).raise_for_status()
+    """Switches the policy, forgets the index, empties the caches, and probes them. Raises StartStateError."""
+    state = StartState(MODEL, ground.replica_urls, ground.url)
+    await state.look()
+    await state.prepare(arm, arm, ground.url)
 
 
 def show(console: Console, runs: Sequence[dict[str, Any]]) -> None:

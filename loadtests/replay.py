@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from loadtests import provenance, quality, results, retry, screen, senders
+from loadtests import provenance, quality, results, retry, screen, senders, simulated
 from loadtests.client import BadUrlError, Target
 from loadtests.drive import Behaviour
 from loadtests.live_result import summarise
@@ -100,7 +100,11 @@ def replay(
     origin["replicas"] = {one: asyncio.run(provenance.replica(one, key)) for one in replica or ()}
     say_offer(console, schedule, time_scale)
     try:
+        before = asyncio.run(simulated.lag_counts(replica or ()))
         run, records = measure(console, live, name, replica or ())
+        late = simulated.reasons(before, asyncio.run(simulated.lag_counts(replica or ())))
+        if late:
+            invalidate(run, late)
     except SenderError as error:
         typer.echo(f"forebay replay: {error}", err=True)
         raise typer.Exit(1) from None
@@ -118,10 +122,14 @@ def replay(
 
 
 def measure(
-    console: Console, live: LiveRun, policy: str, replicas: tuple[str, ...] | list[str] = ()
+    console: Console,
+    live: LiveRun,
+    policy: str,
+    replicas: tuple[str, ...] | list[str] = (),
+    title: str | None = None,
 ) -> tuple[dict[str, Any], list[Record]]:
     """Runs with a progress bar; gives the entry of summary.json and the records."""
-    with screen.bar(console, policy, live.schedule, live.time_scale) as show:
+    with screen.bar(console, title or policy, live.schedule, live.time_scale) as show:
         got = senders.run(live, show)
     run = summarise(
         live.schedule, got.records, got.sustained, policy=policy, replicas=len(replicas) or None,
@@ -132,8 +140,19 @@ def measure(
     return run, got.records
 
 
+def invalidate(run: dict[str, Any], reasons: list[str]) -> None:
+    """A run that must not be believed after all: no goodput, no attainment, and why."""
+    run |= {"verdict": "invalid", "reasons": [*run["reasons"], *reasons]}
+    for name in ("good", "goodput_rps", "good_per_window_rps", "attainment", "attainment_wilson95"):
+        run[name] = None
+
+
 def write(
-    out: Path, runs: list[tuple[dict[str, Any], list[Record]]], origin: dict[str, Any], schedules: list[Schedule]
+    out: Path,
+    runs: list[tuple[dict[str, Any], list[Record]]],
+    origin: dict[str, Any],
+    schedules: list[Schedule],
+    comparisons: list[dict[str, Any]] | None = None,
 ) -> None:
     """summary.json, one line a request, and the schedules that were sent."""
     out.mkdir(parents=True, exist_ok=True)
@@ -144,7 +163,7 @@ def write(
         for run, records in runs:
             for record in records:
                 lines.write(results.line(record, run["policy"], run["load"], run["seed"]))
-    results.write(out, [run for run, _ in runs], origin)
+    results.write(out, [run for run, _ in runs], origin, comparisons or ())
 
 
 def say_offer(console: Console, schedule: Schedule, time_scale: float) -> None:
