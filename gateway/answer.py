@@ -42,11 +42,11 @@ def _aborted(api: Api, document: Mapping[str, Any]) -> bool:
         return document.get("stop_reason") == "abort"
     if api is Api.RESPONSES:
         details = document.get("incomplete_details")
-        reason = details.get("reason") if isinstance(details, Mapping) else None
+        reason = details.get("reason") if isinstance(details, dict) else None
         return document.get("status") in ("cancelled", "incomplete") and reason is not None and reason not in _FINE
     choices = document.get("choices")
     return isinstance(choices, list) and any(
-        isinstance(choice, Mapping) and choice.get("finish_reason") in ("abort", "error") for choice in choices
+        isinstance(choice, dict) and choice.get("finish_reason") in ("abort", "error") for choice in choices
     )
 
 

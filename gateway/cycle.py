@@ -12,6 +12,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway import endpoints, errors
@@ -28,18 +29,52 @@ _rng = random.Random()
 
 
 class SplicedCycle(RequestResponseCycle):
-    def __init__(self, protocol: WireProtocol, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    # what a new cycle starts with; set on the instance where it changes
+    disconnected = False
+    more_body = True
+    response_started = False
+    response_complete = False
+    chunked_encoding: bool | None = None
+    expected_content_length = 0
+    size = 0
+    limit_bytes: int | None = None  # set once somebody reads the body
+    listener: Listener | None = None
+    _waiter: asyncio.Future[None] | None = None
+    _event: asyncio.Event | None = None
+    _head = b""  # not yet written
+    _length_given = False
+
+    def __init__(
+        self,
+        protocol: WireProtocol,
+        scope: Any,
+        transport: asyncio.Transport,
+        flow: FlowControl,
+        expect_100_continue: bool,
+        keep_alive: bool,
+    ) -> None:
+        # not super().__init__: it makes an event and an access log's fields for every request
         self.protocol = protocol
+        self.scope = scope
+        self.transport = transport
+        self.flow = flow
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = expect_100_continue
         self.parts: list[bytes] = []
-        self.size = 0
-        self.limit_bytes: int | None = None  # set once somebody reads the body
-        self.framed = self.scope["http_version"] == "1.1"
-        self.listener: Listener | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._head = b""  # not yet written
-        self._length_given = False
+        self.framed = scope["http_version"] == "1.1"
+        self.logger = protocol.logger
+        self.access_logger = protocol.access_logger
+        self.access_log = protocol.access_log
+        self.default_headers = protocol.server_state.default_headers
+        self.on_response = protocol.on_response_complete
         self.scope["extensions"] = {SPLICE: self}  # type: ignore[dict-item]
+
+    @property
+    def message_event(self) -> asyncio.Event:  # type: ignore[override]
+        """Only ASGI applications wait on it."""
+        if self._event is None:
+            self._event = asyncio.Event()
+        return self._event
 
     @property
     def paused(self) -> bool:
@@ -78,7 +113,8 @@ class SplicedCycle(RequestResponseCycle):
 
     def arrived(self) -> None:
         """More of the body is here, or the client left."""
-        self.message_event.set()
+        if self._event is not None:
+            self._event.set()
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
@@ -174,7 +210,8 @@ class SplicedCycle(RequestResponseCycle):
         self.response_complete = True
         self.listener = None
         self.scope.pop("extensions", None)
-        self.message_event.set()
+        if self._event is not None:
+            self._event.set()
         if not self.keep_alive:
             if self.more_body:
                 linger(self.transport, self.protocol.loop)

@@ -390,6 +390,7 @@ class Exchange:
             record.content_events = relay.content_events
             record.last_content_at = relay.last_at or None
             record.longest_gap_s = relay.longest_gap_s
+            self.relay = None  # each knows the other: without this only the garbage collector could free them
         if self.admission is not None:
             self.admission.close(record, self._usage, relay)
         record.partition = timeline.partition(record)

@@ -66,8 +66,8 @@ class UpstreamConnection(asyncio.Protocol):
     """Not thread safe; owned by its pool, lent to one receiver at a time."""
 
     __slots__ = (
-        "_body_left", "_decoder", "_head", "_head_bytes", "_keep", "_method", "_receiver", "_saw_byte", "closed",
-        "idle_since", "pool", "requests", "transport",
+        "_body_left", "_decoder", "_head", "_head_bytes", "_keep", "_method", "_paused", "_receiver", "_saw_byte",
+        "closed", "idle_since", "pool", "requests", "transport",
     )  # fmt: skip
 
     def __init__(self, pool: Pool) -> None:
@@ -77,6 +77,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.requests = 0
         self.idle_since = 0.0
         self._receiver: Receiver | None = None
+        self._paused = False
         self._reset(b"")
 
     def _reset(self, method: bytes) -> None:
@@ -216,7 +217,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._keep:
             self._reset(b"")
             self.idle_since = time.monotonic()
-            self.transport.resume_reading()
+            if self._paused:
+                self.resume_reading()
             self.pool.give(self)
         else:
             self.close()
@@ -243,11 +245,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._broken(Break.CLOSED if exc is None else Break.RESET)
 
     def pause_reading(self) -> None:
-        if not self.closed:
+        if not self.closed and not self._paused:
+            self._paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if not self.closed:
+        if not self.closed and self._paused:
+            self._paused = False
             self.transport.resume_reading()
 
 

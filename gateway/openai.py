@@ -93,7 +93,7 @@ def parse(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes, *, as
     # with several answers vLLM puts its fingerprint on each last event, which could not be restored without waiting
     if ask_usage and endpoint.asks_usage and call.streams and call.answers == 1:
         options = document.get("stream_options")
-        asked = isinstance(options, Mapping) and options.get("include_usage") is True
+        asked = isinstance(options, dict) and options.get("include_usage") is True
         parts = usage.ask(body, options, "stream_options" in document)
         if parts is not None:
             call.parts, call.withholds_usage = parts, not asked
@@ -108,7 +108,7 @@ def _fields(call: Call, document: dict[str, Any]) -> None:
         call.model = model
     call.streams = document.get("stream") is True
     options = document.get("stream_options")
-    call.wants_running_usage = isinstance(options, Mapping) and options.get("continuous_usage_stats") is True
+    call.wants_running_usage = isinstance(options, dict) and options.get("continuous_usage_stats") is True
     if call.session is None:
         for name in ("session_id", "prompt_cache_key"):
             value = document.get(name)

@@ -136,7 +136,7 @@ class EventScanner:
         kind = 0
         for choice in choices if isinstance(choices, list) else ():
             delta = choice.get("delta")
-            if choice.get("text") or (isinstance(delta, Mapping) and _says(delta)):
+            if choice.get("text") or (isinstance(delta, dict) and _says(delta)):
                 kind |= CONTENT
             reason = choice.get("finish_reason")
             if reason:
@@ -152,7 +152,7 @@ class EventScanner:
         if not kind and parsed.get("error"):
             return self._failed(parsed["error"])
         response = parsed.get("response")
-        if not isinstance(response, Mapping):
+        if not isinstance(response, dict):
             return 0
         if kind == "response.created":
             self.first_id = str(response.get("id", ""))
@@ -161,7 +161,7 @@ class EventScanner:
         if kind in ("response.completed", "response.incomplete"):
             self.usage = usages.read(response.get("usage"))
             details = response.get("incomplete_details")
-            reason = details.get("reason") if isinstance(details, Mapping) else None
+            reason = details.get("reason") if isinstance(details, dict) else None
             fine = reason is None or reason in _FINE_ENDS
             return TERMINAL | self._finished("stop" if fine else str(reason))
         return 0
@@ -170,15 +170,15 @@ class EventScanner:
         kind = parsed.get("type")
         if kind == "content_block_delta":
             delta = parsed.get("delta")
-            return CONTENT if isinstance(delta, Mapping) and _says(delta) else 0
+            return CONTENT if isinstance(delta, dict) and _says(delta) else 0
         if kind == "message_start":
             message = parsed.get("message")
-            self.usage = usages.read(message.get("usage")) if isinstance(message, Mapping) else None
+            self.usage = usages.read(message.get("usage")) if isinstance(message, dict) else None
             return 0
         if kind == "message_delta":
             self.usage = usages.merge(self.usage, usages.read(parsed.get("usage")))
             delta = parsed.get("delta")
-            reason = delta.get("stop_reason") if isinstance(delta, Mapping) else None
+            reason = delta.get("stop_reason") if isinstance(delta, dict) else None
             return self._finished(str(reason)) if reason else 0
         if kind == "message_stop":
             return TERMINAL

@@ -9,7 +9,6 @@ the engine's parser. A `stream_options` that is no object is left alone: the rep
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -22,17 +21,17 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s"{}\[\]:,]+', re.DOTALL)
 
 def read(usage: Any) -> Usage | None:
     """Usage from an OpenAI, Responses or Anthropic `usage` object; None for anything else."""
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     if "prompt_tokens" in usage or "completion_tokens" in usage:
         details = usage.get("prompt_tokens_details")
         return Usage(
             _count(usage.get("prompt_tokens")),
             _count(usage.get("completion_tokens")),
-            _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None,
+            _count(details.get("cached_tokens")) if isinstance(details, dict) else None,
         )
     details = usage.get("input_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else usage.get("cache_read_input_tokens")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")
     return Usage(_count(usage.get("input_tokens")), _count(usage.get("output_tokens")), _count(cached))
 
 
@@ -59,7 +58,7 @@ def ask(body: bytes, options: Any, present: bool) -> list[bytes | memoryview] | 
     if not present:
         at = body.index(b"{") + 1
         return _insert(body, at, _ASK, at)
-    if options is not None and not isinstance(options, Mapping):
+    if options is not None and not isinstance(options, dict):
         return None
     if options is not None and options.get("include_usage") is True:
         return None

@@ -9,6 +9,7 @@ mode and which are answered 400 with the connection closed. Several requests sen
 from __future__ import annotations
 
 import asyncio
+import time
 import urllib.parse
 from functools import partial
 from typing import Any
@@ -42,7 +43,10 @@ class WireProtocol(HttpToolsProtocol):
         self.serving = None
         self._in_head = False
         self._in_message = False
-        self._head_bytes = 0  # fed since the head began
+        self._head_bytes = 0  # fed since the head began, or more
+        self._read_bytes = 0  # size of the read that is being parsed
+        self._idle_since = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._refused = False
         self._ignored_upgrade = False
         self._slow: asyncio.TimerHandle | None = None
@@ -50,11 +54,10 @@ class WireProtocol(HttpToolsProtocol):
     # -- bytes in ------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self.timeout_keep_alive_task is not None:
-            self._unset_keepalive_if_required()
         if self._refused:
             return
-        self._head_bytes += len(data)
+        self._read_bytes = len(data)
+        self._head_bytes += self._read_bytes
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -70,8 +73,7 @@ class WireProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._in_message = True
-        # a head that begins in the middle of a read is charged from the next read on
-        self._head_bytes = self._head_bytes if self.cycle is None else 0
+        self._head_bytes = self._read_bytes
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # else a trailer: never mixed into the headers
@@ -86,12 +88,11 @@ class WireProtocol(HttpToolsProtocol):
         if parser.should_upgrade():
             return
         limit = self.max_header_bytes
-        if self._head_bytes > limit or self._head_bytes == 0:
+        if self._head_bytes > limit:  # it may be the body or earlier requests: count the head itself
             size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
             if size > limit:
                 self._too_large()
                 return
-        self._head_bytes = 0
         self._begin(parser.get_method().decode("ascii"), parser.get_http_version(), parser.should_keep_alive())
 
     def _begin(self, method: str, version: str, keep_alive: bool) -> None:
@@ -120,14 +121,8 @@ class WireProtocol(HttpToolsProtocol):
             scope=scope,
             transport=self.transport,
             flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=self.access_log,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
             keep_alive=version != "1.0" and keep_alive,
-            on_response=self.on_response_complete,
         )
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
@@ -139,7 +134,9 @@ class WireProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         assert isinstance(cycle, SplicedCycle)
         self.serving = cycle
-        super()._start_asgi_task(cycle, app)
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def on_body(self, body: bytes) -> None:
         cycle = self.cycle
@@ -212,10 +209,37 @@ class WireProtocol(HttpToolsProtocol):
 
     # -- the end of connections and answers ----------------------------------------------------------------------
 
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+            return
+        # one timer that looks again when it fires costs less than one set and cancelled for every request
+        self._idle_since = time.monotonic()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
+
+    def _look_idle(self) -> None:
+        self._idle_timer = None
+        serving = self.serving
+        if self._in_message or (serving is not None and not serving.response_complete):
+            return  # set again when the answer is complete
+        left = self._idle_since + self.timeout_keep_alive - time.monotonic()
+        if left > 0.001:
+            self._idle_timer = self.loop.call_later(left, self._look_idle)
+        else:
+            self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._slow is not None:
-            self._slow.cancel()
-            self._slow = None
+        for timer in (self._slow, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
+        self._slow = self._idle_timer = None
         serving = self.serving
         super().connection_lost(exc)
         self.pipeline.clear()

@@ -82,8 +82,8 @@ class ScriptedReplica:
     server: asyncio.Server | None = None
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
-    async def start(self, **kwargs: Any) -> None:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 22, **kwargs)
+    async def start(self, host: str = "127.0.0.1", **kwargs: Any) -> None:
+        self.server = await asyncio.start_server(self._serve, host, 0, limit=1 << 22, **kwargs)
         self.port = self.server.sockets[0].getsockname()[1]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -272,7 +272,12 @@ async def gateway(
         max_header_bytes=config.limits.max_header_bytes, body_timeout_s=config.limits.body_timeout_s
     )
     served = uvicorn.Config(
-        proxy if spliced else unspliced, http=protocol, lifespan="off", log_level="critical", ws="none"
+        proxy if spliced else unspliced,
+        http=protocol,
+        lifespan="off",
+        log_level="critical",
+        ws="none",
+        proxy_headers=False,
     )
     served.load()
     server = uvicorn.Server(served)
