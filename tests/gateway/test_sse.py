@@ -51,7 +51,7 @@ CASES = [
     (Api.MESSAGES, event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}), CONTENT),
     (
         Api.MESSAGES,
-        event({"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "a"}}),
+        event({"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "."}}),
         CONTENT,
     ),
     (Api.MESSAGES, event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": ""}}), 0),
