@@ -19,7 +19,7 @@ def check(
     flights: Mapping[str, Flight], cores: Sequence[Balancer], replicas: Mapping[str, SimReplica], held: int
 ) -> None:
     """Raises ConservationError unless cores, engines and clients agree on what is open and on every token."""
-    known = sum(len(core._open) for core in cores)
+    known = sum(int(core.snapshot()["open"]) for core in cores)
     if known != len(flights):
         raise ConservationError(f"{len(flights)} requests are open, the cores hold {known}")
     waiting = sum(f.replica is None for f in flights.values())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests import live_result, results
-from loadtests.gateways import balancers
+from loadtests.gateways import RequestMaker, balancers
 from loadtests.offer import Offer
 from loadtests.oracle import Truth, best_run
 from loadtests.profiles import Profile
@@ -127,16 +127,20 @@ def summarise(schedule: Schedule, outcomes: Outcomes, name: str, arm: Arm, setup
     """The entry of one virtual run: what every run has, and what only a simulator sees."""
     entry = results.summarise(schedule, outcomes.records, name, size_fairness=arm.settings.size_fairness)
     cohort = results.cohort_of(schedule, outcomes.records)
-    rows, replicas = list(schedule.cohort), len(setup["profiles"])
+    served = {r.id: r for r in outcomes.records if r.cached_tokens is not None}
+    rows, replicas = [row for row in schedule.rows if row.id in served], len(setup["profiles"])
+    prompt = sum(row.prompt_tokens for row in rows)
+    held = RequestMaker(schedule).held_after
     entry |= {
         "view": "virtual time",
         "error_rate": sum(r.partition in live_result.ERRORS for r in cohort) / len(cohort) if cohort else None,
         "reasons_by_outcome": live_result.reasons_by_outcome(cohort),
         "attempts": live_result.attempts(cohort),
         "reuse": {
-            "achieved": entry["cached_share"],
-            "ceiling": ceiling(rows, schedule.block_tokens),
-            "round_robin_ceiling": ceiling(rows, schedule.block_tokens, replicas),
+            # of all rows that were served, counted or not: the same population on both sides
+            "achieved": sum(r.cached_tokens or 0 for r in served.values()) / prompt if prompt else None,
+            "ceiling": ceiling(rows, schedule.block_tokens, held=held),
+            "round_robin_ceiling": ceiling(rows, schedule.block_tokens, replicas, held=held),
         },
         "imbalance": results.imbalance(entry["per_replica"], replicas),
         "preemptions": outcomes.preemptions,

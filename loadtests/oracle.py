@@ -117,10 +117,9 @@ def run(
 
 
 def _open_eyes(core: Balancer, simulation: Simulation) -> None:
-    dispatcher: Any = core.dispatcher  # type: ignore[attr-defined, unused-ignore]
-    true = TrueAffinity(dispatcher.affinity, simulation)
-    dispatcher.affinity = true
-    dispatcher.sight.affinity = true
+    true = TrueAffinity(core.dispatcher.affinity, simulation)
+    core.dispatcher.affinity = true
+    core.dispatcher.sight.affinity = true
 
 
 def _around(best: tuple[int, float, Outcomes] | None) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ The profiles are third-party figures until `forebay calibrate` has fitted one: r
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -93,7 +94,7 @@ def simulate(
     Example: forebay simulate --workload chat --replicas 8 --policy round_robin --policy forebay --load 0.5,1,2
     --window 300 --seeds 5 --objective ttft=2s+0.25ms/token,tpot=80ms --out runs/chat
     """
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     began = time.perf_counter()
     try:
         settings, policy_settings, classes = _configured(config)

@@ -75,11 +75,11 @@ def coding(seed: int, span_s: float) -> Sequence[Row]:
 
 
 def rag(seed: int, span_s: float) -> Sequence[Row]:
-    """Questions over 2,000 documents, Zipf 0.8, 3 documents each behind one system prompt: 5/s, open loop."""
+    """Questions over 2,000 documents, Zipf 0.8, 3 documents each behind one system prompt: 8/s, open loop."""
     rows: list[Row] = []
     popular = Zipf(2_000, 0.8)
     system = Segment(name_id("rag"), 600)
-    for n, at in enumerate(Stream(seed, "rag", "starts").poisson_times(5.0, span_s)):
+    for n, at in enumerate(Stream(seed, "rag", "starts").poisson_times(8.0, span_s)):
         stream = Stream(seed, "rag", str(n))
         found = sorted({popular.draw(stream) for _ in range(3)})  # a fixed order, as a prompt that wants hits would use
         documents = [Segment(mix(name_id("rag"), d), 800 + Stream(0, "rag", str(d)).below(2400)) for d in found]
@@ -89,9 +89,9 @@ def rag(seed: int, span_s: float) -> Sequence[Row]:
 
 
 def siblings(seed: int, span_s: float) -> Sequence[Row]:
-    """Best-of-n sampling: 8 equal prompts at once, 0.5 groups/s, prompts as Azure code, answers as Mooncake."""
+    """Best-of-n sampling: 8 equal prompts at once, 1 group/s, prompts as Azure code, answers as Mooncake."""
     rows: list[Row] = []
-    for n, at in enumerate(Stream(seed, "siblings", "starts").poisson_times(0.5, span_s)):
+    for n, at in enumerate(Stream(seed, "siblings", "starts").poisson_times(1.0, span_s)):
         stream = Stream(seed, "siblings", str(n))
         prompt = [Segment(mix(seed, name_id("siblings"), n), _bounded(stream.lognormal(1_469, 5_188), 16, 16_000))]
         rows += [_row(at, prompt, _bounded(stream.lognormal(355, 605), 1, 2_000)) for _ in range(8)]
@@ -99,15 +99,15 @@ def siblings(seed: int, span_s: float) -> Sequence[Row]:
 
 
 def unique(seed: int, span_s: float) -> Sequence[Row]:
-    """No sharing at all, lengths as Azure conversations, 6/s: affinity must cost nothing here."""
-    return _singles(seed, "unique", Stream(seed, "unique", "starts").poisson_times(6.0, span_s))
+    """No sharing at all, lengths as Azure conversations, 12/s: affinity must cost nothing here."""
+    return _singles(seed, "unique", Stream(seed, "unique", "starts").poisson_times(12.0, span_s))
 
 
 def hot_prefix(seed: int, span_s: float) -> Sequence[Row]:
-    """Every prompt begins with the same 6,000 tokens, 8/s: affinity must not pile all work on one replica."""
+    """Every prompt begins with the same 6,000 tokens, 12/s: affinity must not pile all work on one replica."""
     rows: list[Row] = []
     hot = Segment(name_id("hot_prefix"), 6_000)
-    for n, at in enumerate(Stream(seed, "hot_prefix", "starts").poisson_times(8.0, span_s)):
+    for n, at in enumerate(Stream(seed, "hot_prefix", "starts").poisson_times(12.0, span_s)):
         stream = Stream(seed, "hot_prefix", str(n))
         own = Segment(mix(seed, name_id("hot_prefix"), n), _bounded(stream.lognormal(300, 1_500), 5, 8_000))
         rows.append(_row(at, [hot, own], _bounded(stream.lognormal(129, 424), 1, 1_000)))
@@ -125,10 +125,10 @@ def mixed(seed: int, span_s: float) -> Sequence[Row]:
 
 
 def lora(seed: int, span_s: float) -> Sequence[Row]:
-    """20 adapters of unequal popularity (Zipf 1.0) over one base model, 5/s; nothing is shared across adapters."""
+    """20 adapters of unequal popularity (Zipf 1.0) over one base model, 10/s; nothing is shared across adapters."""
     rows: list[Row] = []
     popular = Zipf(20, 1.0)
-    for n, at in enumerate(Stream(seed, "lora", "starts").poisson_times(5.0, span_s)):
+    for n, at in enumerate(Stream(seed, "lora", "starts").poisson_times(10.0, span_s)):
         stream = Stream(seed, "lora", str(n))
         adapter = popular.draw(stream)
         system = Segment(mix(name_id("lora"), adapter), 800)
@@ -139,18 +139,18 @@ def lora(seed: int, span_s: float) -> Sequence[Row]:
 
 
 def diurnal(seed: int, span_s: float) -> Sequence[Row]:
-    """As `unique`, the rate swinging between 2/s and 10/s over 20 minutes (a day in quick motion)."""
+    """As `unique`, the rate swinging between 4/s and 20/s over 20 minutes (a day in quick motion)."""
     stream = Stream(seed, "diurnal", "starts")
-    times = [at for at in stream.poisson_times(10.0, span_s) if stream.uniform() < 0.6 - 0.4 * _cosine(at / 1200.0)]
+    times = [at for at in stream.poisson_times(20.0, span_s) if stream.uniform() < 0.6 - 0.4 * _cosine(at / 1200.0)]
     return _singles(seed, "diurnal", times)
 
 
 def bursty(seed: int, span_s: float) -> Sequence[Row]:
-    """As `unique`, on and off: 3/s with gamma gaps (CV 1.41), four times that for 30 s in every 120 s."""
+    """As `unique`, on and off: 6/s with gamma gaps (CV 1.41), four times that for 30 s in every 120 s."""
     stream = Stream(seed, "bursty", "starts")
     times, at = [], 0.0
     while at < span_s:
-        rate = 12.0 if at % 120.0 >= 90.0 else 3.0
+        rate = 24.0 if at % 120.0 >= 90.0 else 6.0
         at += stream.gamma(0.5, 2.0 / rate)
         if at < span_s:
             times.append(at)
