@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 
@@ -60,11 +62,14 @@ def test_servegen_clients_make_bursts() -> None:
     found = read(Path(FOLDER or "") / "servegen_clients_day1.csv.gz")
     assert isinstance(found, Generator)
     rows = found.cut(0, 1.0, 600.0, 60.0, CLASSES).cohort
-    bins = [0] * 20
-    for row in rows:
-        bins[int((row.at_s or 0.0) / 30.0)] += 1
-    mean = sum(bins) / 20
-    assert sum((b - mean) ** 2 for b in bins) / 20 / mean > 2.0  # dispersion over 30 s; 1 is Poisson
+    spread = []
+    for client in {r.tenant for r in rows}:
+        times = [r.at_s or 0.0 for r in rows if r.tenant == client]
+        gaps = [b - a for a, b in pairwise(times)]
+        if len(gaps) >= 50:
+            mean = fmean(gaps)
+            spread.append(pstdev(gaps) / mean)
+    assert max(spread) > 1.5  # coefficient of variation between arrivals of one client; 1 is Poisson
 
 
 def test_a_cut_of_the_trace_has_the_same_bytes_everywhere() -> None:
