@@ -84,12 +84,12 @@ class SplicedCycle(RequestResponseCycle):
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
         self.limit_bytes = limit_bytes
+        self.flow.resume_reading()  # a large body may have come whole and paused it: the client's end would go unseen
         if self.more_body and not self.disconnected:
             declared = next((value for name, value in self.scope["headers"] if name == b"content-length"), b"0")
             if int(declared) > limit_bytes:
                 raise too_large(limit_bytes)
             self._go_on()
-            self.flow.resume_reading()
             self._waiter = self.protocol.loop.create_future()
             try:
                 async with asyncio.timeout(timeout_s):
@@ -145,6 +145,7 @@ class SplicedCycle(RequestResponseCycle):
         body = b"".join(self.parts)
         self.parts.clear()
         self.size = 0
+        self.flow.resume_reading()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     # -- the answer ----------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ Fed once per request, at its end, so it is written for speed: plain dictionaries
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from gateway.distribution import Distribution
 from gateway.errors import Code
 from gateway.record import RequestRecord
@@ -43,7 +45,8 @@ CHOICES = frozenset(
         "mixed",
     }
 )
-REASONS = frozenset({c.value for c in Code} | {s.value for s in Sign} | CHOICES)
+FAILURES = {"connect_timeout", "preempted", "client_left", "http_5xx", *(f"http_{s}" for s in HTTPStatus if s >= 400)}
+REASONS = frozenset({c.value for c in Code} | {s.value for s in Sign} | FAILURES)
 
 
 def known(value: str, values: frozenset[str]) -> str:

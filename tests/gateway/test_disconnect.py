@@ -55,6 +55,21 @@ async def test_before_headers(spliced: bool) -> None:
 
 
 @KINDS
+async def test_after_a_large_body_that_came_in_one_read(spliced: bool) -> None:
+    """Reading was paused for its size before anybody asked for the body; it must go on, or the end is never seen."""
+    watched = Watched()
+    body = CHAT.replace(b"river", b"river" * 20_000)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with replica(watched) as a, gateway(a, spliced=spliced) as g:
+        client = await g.connect()
+        await until(lambda: bool(g.protocols))
+        g.protocols[-1].data_received(head + body)
+        await watched.got.wait()
+        client.close()
+        assert (await g.record()).outcome == "cancelled"
+
+
+@KINDS
 async def test_after_headers_before_content(spliced: bool) -> None:
     watched = Watched(STREAM_HEAD)
     async with replica(watched) as a, gateway(a, spliced=spliced) as g:
