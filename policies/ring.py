@@ -3,8 +3,8 @@
 uhashring's ketama ring (md5, 160 points per unit of weight) gives the points; a key belongs to the first point after
 its hash, and the list is the unique replicas clockwise from there. Removing a replica leaves the order of the others
 as it was, so only its own keys move (about 1/n), each to the next on its own list. uhashring walks the ring anew for
-each lookup (hundreds of us for 64 replicas); here each point's list is made once and kept, so a lookup is one
-hash and one bisection. Sources: Karger et al. 1997; bounded loads: Mirrokni et al., arXiv 1608.01350.
+each lookup (hundreds of us for 64 replicas); here the list of each point is made with the ring, so a
+lookup is one bisection. Sources: Karger et al. 1997; bounded loads: Mirrokni et al., arXiv 1608.01350.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class Ring:
         self._weights: dict[str, float] = {}
         self._hash: Callable[[str], int] | None = None
         self._points: list[int] = []
-        self._names: list[str] = []
-        self._lists: list[tuple[str, ...] | None] = []
+        self._lists: list[tuple[str, ...]] = []
 
     def add(self, replica_id: str, weight: float = 1.0) -> None:
         """weight: share of keys relative to the others, above 0."""
@@ -54,11 +53,7 @@ class Ring:
         assert self._hash is not None
         # an int is a 64-bit hash already: its upper half is its place on ketama's 32-bit circle
         place = key >> 32 if isinstance(key, int) else self._hash(key)
-        at = bisect(self._points, place) % len(self._points)
-        found = self._lists[at]
-        if found is None:
-            found = self._lists[at] = self._walk(at)
-        return found
+        return self._lists[bisect(self._points, place) % len(self._points)]
 
     def within(self, key: int | str, work: dict[str, float], slack: float = 1.25, allowance: float = 0.0) -> str | None:
         """First replica of the key's list whose work is at most slack x the mean + allowance; the first if none is.
@@ -84,14 +79,17 @@ class Ring:
         points: list[tuple[int, str]] = ring.get_points()
         self._hash = ring.hashi
         self._points = [point for point, _ in points]
-        self._names = [name for _, name in points]
-        self._lists = [None] * len(points)
+        self._lists = _lists([name for _, name in points])
 
-    def _walk(self, at: int) -> tuple[str, ...]:
-        seen: dict[str, None] = {}
-        names, wanted = self._names, len(self._weights)
-        for step in range(len(names)):
-            seen[names[(at + step) % len(names)]] = None
-            if len(seen) == wanted:
-                break
-        return tuple(seen)
+
+def _lists(names: list[str]) -> list[tuple[str, ...]]:
+    """The list of each point: its own replica, then the next point's list without it; made backwards."""
+    following = tuple(dict.fromkeys(names))
+    lists = [following] * len(names)
+    for at in range(len(names) - 1, -1, -1):
+        name = names[at]
+        if following[0] != name:
+            found = following.index(name)
+            following = (name, *following[:found], *following[found + 1 :])
+        lists[at] = following
+    return lists
