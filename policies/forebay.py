@@ -52,9 +52,11 @@ class Forebay:
         self._sessions: OrderedDict[str, str] = OrderedDict()
 
     def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
-        available = [r for r in fleet.replicas if r.available and r.role != "decode"] or fleet.available()
+        available = [r for r in fleet.replicas if r.available and r.role != "decode"]
         if not available:
-            return NONE_AVAILABLE
+            available = fleet.available()
+            if not available:
+                return NONE_AVAILABLE
         delays = self._delays_s(request, available)
         scores = tuple([(r.id, d) for r, d in zip(available, delays, strict=True)])
         if len(available) == 1:
@@ -62,28 +64,27 @@ class Forebay:
         best = min(delays)
         home = self._home(request, available, delays)
         if delays[home] * (1.0 - self._p.hysteresis) <= best:
-            return Choice(available[home].id, "affinity" if available[home].cached_tokens > 0.0 else "cold", scores)
+            replica = available[home]
+            return Choice(replica.id, "affinity" if replica.cached_tokens > 0.0 else "cold", scores)
         at = self._first(request, available, delays, best * (1.0 + self._p.tie))
         return Choice(available[at].id, "spill", scores)
 
     def _delays_s(self, request: Request, replicas: Sequence[ReplicaView]) -> list[float]:
         """J of each replica, seconds."""
         p = self._p
-        kappa, loaded = p.kappa, p.load
         output = request.expected_tokens
-        crowding = output * p.crowding_s
+        loaded = 1.0 if p.load else 0.0
+        crowding = loaded * output * p.crowding_s
+        unseen = p.kappa + 1.0 - loaded
+        reserve, price = p.kv_reserve, p.kv_price if p.kv else 0.0
         delays = []
         for r in replicas:
-            prefill_s = r.uncached_tokens / r.prefill_rate
-            delay = prefill_s * (1.0 + kappa)
-            if loaded:
-                n = r.in_flight
-                delay += r.predicted_ttft_s - prefill_s + n * (prefill_s + crowding)
-            free, capacity = r.kv_free_tokens, r.kv_capacity_tokens
-            if p.kv and free is not None and capacity is not None:
-                overflow = r.uncached_tokens + output - free + p.kv_reserve * capacity
+            uncached, rate, free, n = r.uncached_tokens, r.prefill_rate, r.kv_free_tokens, r.in_flight
+            delay = loaded * r.predicted_ttft_s + (loaded * n + unseen) * (uncached / rate) + n * crowding
+            if free is not None and r.kv_capacity_tokens is not None:
+                overflow = uncached + output - free + reserve * r.kv_capacity_tokens
                 if overflow > 0.0:
-                    delay += p.kv_price * overflow / r.prefill_rate
+                    delay += price * overflow / rate
             delays.append(delay)
         if request.adapter is not None:
             for i, r in enumerate(replicas):
