@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 MEMORY = 0.998  # per arrival: about 500 requests
+KEEP = 0.85  # of the bound is aimed at: the rest is for what was refused late
 HEAVY_SHED = 0.4  # average shed share above which the second bound holds
 WORST_TO_BEST = 0.35  # served share of the worst quartile against the best: 0.3 and room for those served late
 
@@ -48,11 +49,19 @@ class SizeFairness:
     def refused(self, prompt_tokens: int) -> None:
         self.shed[self.quartile(prompt_tokens)] += 1.0
 
+    def excess(self, quartile: int) -> float:
+        """Share of a quartile refused beyond the bound, lately; counts what was refused for any reason."""
+        offered = sum(self.offered)
+        if self.bound == float("inf") or offered < 1.0:
+            return 0.0
+        share = self.shed[quartile] / max(self.offered[quartile], 1.0)
+        return share - KEEP * self.bound * sum(self.shed) / offered
+
     def least_share(self, average: float, best: float) -> float:
         """Share of a quartile that must be served, given the average share refused and the best share served."""
         if self.bound == float("inf"):
             return 0.0
-        least = 1.0 - self.bound * average
+        least = 1.0 - KEEP * self.bound * average
         return max(least, WORST_TO_BEST * best) if average > HEAVY_SHED else least
 
 

@@ -182,8 +182,8 @@ class LateBinding:
         self.dispatcher.sight.look(pool, tracked, now)
         deadline = tracked.request.ttft_deadline
         if self.settings.admission and feasible_only and deadline is not None:
-            left = (deadline - now) / self.dispatcher.margins.of(tracked.request.service_class).q
-            late = [r for r in pool.open if r.view.available and r.ttft_s > left]
+            left, margins, name = deadline - now, self.dispatcher.margins, tracked.request.service_class
+            late = [r for r in pool.open if r.view.available and margins.bound(name, r.ttft_s) > left]
             if late and len(late) < len(pool.open):
                 for replica in late:
                     replica.view.available = False
@@ -281,12 +281,12 @@ class LateBinding:
         request = tracked.request
         best = min((r.prefill.overhead_s + r.service_s for r in pool.open), default=0.0)
         tracked.service_s = min((r.service_s for r in pool.open), default=0.0)
-        q = self.dispatcher.margins.of(request.service_class).q if self.settings.admission else 0.0
+        margined = self.dispatcher.margins.bound(request.service_class, best) if self.settings.admission else 0.0
         latest = request.received_at + self.settings.default_max_wait_s
         if request.ttft_deadline is not None:
-            latest = min(latest, request.ttft_deadline - q * best)
+            latest = min(latest, request.ttft_deadline - margined)
         if request.deadline is not None:
-            latest = min(latest, request.deadline - q * (best + self._decode_s(tracked, pool)))
+            latest = min(latest, request.deadline - margined - self._decode_s(tracked, pool))
         if tracked.service_class.max_wait_s is not None:
             latest = min(latest, request.received_at + tracked.service_class.max_wait_s)
         tracked.latest_start = latest
@@ -301,7 +301,8 @@ class LateBinding:
     def _due(self, tracked: Tracked) -> float:
         request = tracked.request
         if request.ttft_deadline is not None:
-            return request.ttft_deadline
+            owed = self.fairness.excess(self.fairness.quartile(request.prompt_tokens)) > 0.0
+            return request.received_at if owed else request.ttft_deadline
         return request.deadline if request.deadline is not None else tracked.latest_start
 
     def _retry_after(self, tracked: Tracked, now: float) -> float:

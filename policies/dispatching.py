@@ -89,7 +89,7 @@ class Dispatcher:
             self.fleet.prior.add(tokens, context, now - since, None)
         ttft = now - charge.dispatched_at
         if charge.clocked and not charge.stale:
-            self.margins.of(request.service_class).observe(ttft, max(tracked.predicted_ttft_s, 1e-3))
+            self.margins.observe(request.service_class, ttft, max(tracked.predicted_ttft_s, 1e-3))
             self.errors.observe(ttft, tracked.predicted_ttft_s)
         self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
 

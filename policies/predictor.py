@@ -140,20 +140,31 @@ class OutputPrior:
 
 
 class Margins:
-    """One margin per service class, made when first needed."""
+    """Margins per service class and length of the prediction: waiting for the step in progress doubles 0.1 s and is
+    nothing against 10 s, so one factor for both would refuse long prompts that are safe."""
+
+    EDGES_S = (0.5, 3.0)
+    NAMES = ("short", "middle", "long")
 
     def __init__(self, target: float) -> None:
         self._target = target
-        self._by_class: dict[str, Margin] = {}
+        self._margins: dict[str, tuple[Margin, Margin, Margin]] = {}
 
-    def of(self, class_name: str) -> Margin:
-        found = self._by_class.get(class_name)
-        if found is None:
-            found = self._by_class[class_name] = Margin(self._target)
-        return found
+    def bound(self, class_name: str, predicted_s: float) -> float:
+        """Seconds that the target share of such requests stays under."""
+        return self._of(class_name, predicted_s).q * predicted_s
 
-    def values(self) -> dict[str, float]:
-        return {name: margin.q for name, margin in self._by_class.items()}
+    def observe(self, class_name: str, actual_s: float, predicted_s: float) -> None:
+        self._of(class_name, predicted_s).observe(actual_s, predicted_s)
+
+    def values(self) -> dict[str, dict[str, float]]:
+        return {c: {n: m.q for n, m in zip(self.NAMES, three, strict=True)} for c, three in self._margins.items()}
+
+    def _of(self, class_name: str, predicted_s: float) -> Margin:
+        three = self._margins.get(class_name)
+        if three is None:
+            three = self._margins[class_name] = (Margin(self._target), Margin(self._target), Margin(self._target))
+        return three[(predicted_s > self.EDGES_S[0]) + (predicted_s > self.EDGES_S[1])]
 
 
 class Errors:

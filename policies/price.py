@@ -81,11 +81,12 @@ class Price:
     def _kept(self, costs: list[list[float]], price: float) -> list[int]:
         """How many of each quartile are served at this price, fairness applied."""
         kept = [sum(cost <= price for cost in q) for q in costs]
+        owed = [max(0.0, 2.0 * self.fairness.excess(i)) for i in range(4)]
         total = sum(len(q) for q in costs)
         for _ in range(4):  # each round raises the shares below their bound; four quartiles settle in four
             average = 1.0 - sum(kept) / total
             best = max(k / len(q) for q, k in zip(costs, kept, strict=True) if q)
             for i, q in enumerate(costs):
-                least = len(q) * self.fairness.least_share(average, best)
+                least = len(q) * (self.fairness.least_share(average, best) + owed[i])
                 kept[i] = min(len(q), max(kept[i], round(least)))
         return kept
