@@ -16,11 +16,12 @@ import random
 from policies.admission import SizeFairness, StickyRefusals
 from policies.dispatching import Dispatcher
 from policies.fleet_state import Pool, Replica
-from policies.model import Abort, Choice, Decision, Hold, Outcome, Shed
+from policies.model import Abort, Choice, Decision, Hold, Outcome, Shed, Usage
 from policies.price import Price
 from policies.queue import HeldQueue
 from policies.settings import Settings
 from policies.tracked import Tracked
+from policies.working_set import WorkingSet
 
 LOOK_AGAIN_S = 0.25  # a parked request is decided again at least this often while somebody has room
 LOOKS = 8  # decisions at most for one place: bounds the cost of a wake
@@ -38,6 +39,7 @@ class LateBinding:
         self.fairness = SizeFairness(settings.size_fairness)
         self.price = Price(self.fairness)
         self.sticky = StickyRefusals()
+        self.working_set = WorkingSet(settings.working_set_share)
         self.shed_by_reason: dict[str, int] = {}
         self._expiry: list[tuple[float, int, Tracked]] = []
         self._expiry_seq = 0
@@ -69,7 +71,9 @@ class LateBinding:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
             if self.price.too_dear(request.prompt_tokens, cost, self._capacity(pool), now):
                 return [*before, self.refuse(tracked, "infeasible", now, late=False)]
-        sent = self._send_if_room(tracked, pool, choice, now)
+        if first and self.settings.working_set and self.working_set.known(request) is None:
+            tracked.newcomer = not self._fits_working_set(tracked, pool, now)
+        sent = None if tracked.newcomer else self._send_if_room(tracked, pool, choice, now)
         if sent is not None:
             return [*before, *sent]
         if choice.replica_id is None and not any(r.id not in tracked.tried for r in pool.replicas if not r.down):
@@ -99,6 +103,15 @@ class LateBinding:
             self.sticky.refuse(request.session, now + self.settings.sticky_shed_s)
         return Shed(request.id, reason, self._retry_after(tracked, now))
 
+    def over(self, tracked: Tracked, outcome: Outcome, usage: Usage | None, now: float) -> None:
+        """A dispatched attempt ended."""
+        if not self.settings.working_set:
+            return
+        done = usage if outcome is Outcome.SUCCESS else None
+        self.working_set.ended(tracked.request, done, now)
+        if done is not None and done.cached_tokens is not None and tracked.last_context > 0.0:
+            self.working_set.reported(min(tracked.last_context, tracked.request.prompt_tokens), done.cached_tokens)
+
     def forget_preferences(self, replica: Replica) -> None:
         """It is out: whoever waits for it is decided anew."""
         for tracked in self.queue.everything():
@@ -116,6 +129,10 @@ class LateBinding:
         while looks > 0 and self.queue.count and self._anyone_has_room(now):
             sent = None
             for tracked in self.queue.in_order(now):
+                if tracked.newcomer:
+                    if not self._fits_working_set(tracked, self.dispatcher.fleet.pool(tracked.request), now):
+                        continue
+                    tracked.newcomer = False
                 wanted = tracked.preferred
                 if wanted is not None and not self._basic_room(wanted, now) and now - tracked.looked_at < LOOK_AGAIN_S:
                     continue
@@ -216,7 +233,13 @@ class LateBinding:
         decision = self.dispatcher.dispatch(tracked, pool, choice, now)
         self.queue.charge(tracked, tracked.service_s, now)
         self.price.dispatched()
+        if self.settings.working_set:
+            tracked.last_context = self.working_set.began(tracked.request, now)
         return decision
+
+    def _fits_working_set(self, tracked: Tracked, pool: Pool, now: float) -> bool:
+        capacity = sum(r.kv.capacity or 0.0 for r in pool.open)
+        return self.working_set.fits(float(tracked.request.prompt_tokens), capacity, now)
 
     def _basic_room(self, replica: Replica, now: float) -> bool:
         """Room for anything at all; the KV of one request is checked apart."""

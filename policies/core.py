@@ -98,6 +98,7 @@ class Balancer:
             replica.closed_until = now + BACKPRESSURE_S
             if self.settings.holds:
                 tracked.tried.discard(replica.id)  # full, not broken: it may have room later
+        self.binding.over(tracked, outcome, None, now)
         self.dispatcher.release(tracked, outcome, None, now)
         return self._place(tracked, now)
 
@@ -109,6 +110,8 @@ class Balancer:
             return []
         if tracked.held:
             self.binding.leave(tracked)
+        elif tracked.replica is not None:
+            self.binding.over(tracked, outcome, usage, now)
         self.dispatcher.release(tracked, outcome, usage, now)
         return self._moved(now)
 
@@ -226,6 +229,9 @@ class Balancer:
             "prediction_error": self.dispatcher.errors.relative,
             "prediction_bias": self.dispatcher.errors.bias,
             "price_s": [None if x == float("inf") else x for x in self.binding.price.thresholds],
+            "working_set_tokens": self.binding.working_set.tokens,
+            "working_set_share": self.binding.working_set.share,
+            "working_set_enforced": self.binding.working_set.enforced,
             "capacity_factor": self.binding.price.factor,
             "replicas": {
                 r.id: r.snapshot(self._now) | {"prefix_precision": self.dispatcher.affinity.precision(r.id)}

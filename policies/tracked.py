@@ -36,7 +36,8 @@ class Tracked:
     preferred: Replica | None = None  # where it would go now; its work is parked there
     looked_at: float = float("-inf")
     parked_s: float = 0.0
-    newcomer: bool = False  # first turn of a conversation the working set has not admitted
+    newcomer: bool = False  # first turn of a conversation the working set has not let in
+    last_context: float = 0.0  # tokens its conversation held when this turn began
 
     @property
     def held(self) -> bool:

@@ -1,0 +1,145 @@
+"""Which conversations may begin: only as many as the fleet's caches can keep.
+
+When the prefixes of the conversations that are alive exceed the KV capacity, least-recently-used eviction turns every
+turn into a cold prefill, and goodput falls for all of them. So a new conversation is let in only while the
+expected working set, the sum of context x probability that the next turn comes, fits into a share of the capacity;
+conversations that are in stay in. How long one is alive (think times) and how likely it returns (by turn) are learnt, and
+the share too: it shrinks when later turns report fewer cached tokens than their last prompt had, and grows slowly.
+Where most conversations do not return there is nothing to protect, and nobody is kept out.
+Conversations are told apart by session, else by a prompt that extends an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from policies.model import Request, Usage
+
+MOST = 100_000  # conversations remembered
+WORTH = 0.6  # return probability from which keeping them is worth refusing others
+EVIDENCE = 30  # conversations seen to return or to end before that is believed
+PATIENCE = 1.5  # a conversation is given up after this many times the 90 % think time
+LOST = 0.9  # share of the last prompt that should still be cached
+SHRINK, GROW = 0.995, 0.0005
+LEAST_SHARE, MOST_SHARE = 0.3, 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    key: str | int
+    tokens: float = 0.0  # context after its last turn
+    turns: int = 0
+    open: int = 0  # turns in progress
+    seen_at: float = 0.0  # end of the last turn, or its start while one is open
+    weight: float = 0.0  # what it contributes to the working set
+
+
+class WorkingSet:
+    """All conversations of one gateway. Amortised O(1) per turn, O(chain) to recognise one without a session."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.tokens = 0.0  # expected working set
+        self.think_s = 15.0  # 90 % quantile of think time, learnt
+        self._alive: OrderedDict[str | int, Conversation] = OrderedDict()  # longest unseen first
+        self._tails: dict[int, str | int] = {}
+        self._returned = [1.0, 1.0, 1.0]  # by turns so far: 1, 2, more
+        self._ended = [1.0, 1.0, 1.0]
+        self._evidence = 0
+
+    @property
+    def enforced(self) -> bool:
+        """Whether conversations return often enough here to be protected."""
+        return self._evidence >= EVIDENCE and sum(self._returned) / (sum(self._returned) + sum(self._ended)) >= WORTH
+
+    def known(self, request: Request) -> Conversation | None:
+        """The conversation this request continues, if it is alive."""
+        return self._alive.get(self._key(request))
+
+    def fits(self, tokens: float, capacity_tokens: float, now: float) -> bool:
+        """Whether a new conversation with this much context may begin. Unknown capacity (0) keeps nobody out."""
+        self._expire(now)
+        if capacity_tokens <= 0.0 or not self.enforced or not self._alive:
+            return True
+        return self.tokens + tokens <= self.share * capacity_tokens
+
+    def began(self, request: Request, now: float) -> float:
+        """A turn was dispatched. Answers the context its conversation had before, in tokens."""
+        key = self._key(request)
+        conversation = self._alive.get(key)
+        if conversation is None:
+            if len(self._alive) >= MOST:
+                self._forget(next(iter(self._alive.values())))
+            conversation = self._alive[key] = Conversation(key)
+        elif conversation.open == 0:
+            gap = now - conversation.seen_at
+            # quantile by stochastic approximation: up 9 parts for each late one, down 1 part for each early one
+            self.think_s = min(600.0, max(2.0, self.think_s * (1.045 if gap > self.think_s else 0.995)))
+            self._returned[min(conversation.turns, 3) - 1] += 1.0
+            self._evidence += 1
+        before = conversation.tokens
+        conversation.open += 1
+        conversation.turns += 1
+        conversation.tokens = max(conversation.tokens, float(request.prompt_tokens))
+        conversation.seen_at = now
+        self._alive.move_to_end(key)
+        self._weigh(conversation)
+        return before
+
+    def ended(self, request: Request, usage: Usage | None, now: float) -> None:
+        """A turn is over, whatever its outcome."""
+        key = self._key(request)
+        conversation = self._alive.get(key)
+        if conversation is None:
+            return
+        conversation.open = max(0, conversation.open - 1)
+        conversation.seen_at = now
+        self._alive.move_to_end(key)
+        if usage is not None:
+            prompt = float(usage.prompt_tokens or request.prompt_tokens)
+            conversation.tokens = max(conversation.tokens, prompt + (usage.completion_tokens or 0))
+        if request.session is None and request.chain:
+            self._tails[request.chain[-1]] = key
+        self._weigh(conversation)
+
+    def reported(self, last_tokens: float, cached_tokens: int) -> None:
+        """A later turn told how much of its last context it found cached."""
+        if cached_tokens < LOST * last_tokens:
+            self.share = max(LEAST_SHARE, self.share * SHRINK)
+        else:
+            self.share = min(MOST_SHARE, self.share + GROW)
+
+    def _key(self, request: Request) -> str | int:
+        if request.session is not None:
+            return request.session
+        for chunk in reversed(request.chain):
+            key = self._tails.get(chunk)
+            if key is not None and key in self._alive:
+                return key
+        return request.chain[-1] if request.chain else request.id
+
+    def _weigh(self, conversation: Conversation) -> None:
+        at = min(conversation.turns, 3) - 1
+        odds = 1.0 if conversation.open else self._returned[at] / (self._returned[at] + self._ended[at])
+        weight = odds * conversation.tokens
+        self.tokens += weight - conversation.weight
+        conversation.weight = weight
+
+    def _expire(self, now: float) -> None:
+        limit = now - PATIENCE * self.think_s
+        for conversation in list(self._alive.values())[:8]:  # a few per call: the sum is an expectation anyway
+            if conversation.seen_at >= limit:
+                return
+            if conversation.open:
+                self._alive.move_to_end(conversation.key)
+                continue
+            self._ended[min(conversation.turns, 3) - 1] += 1.0
+            self._evidence += 1
+            self._forget(conversation)
+
+    def _forget(self, conversation: Conversation) -> None:
+        del self._alive[conversation.key]
+        self.tokens = max(0.0, self.tokens - conversation.weight) if self._alive else 0.0
+        if len(self._tails) > 4 * MOST:
+            self._tails.clear()
