@@ -3,8 +3,8 @@
 When the prefixes of the conversations that are alive exceed the KV capacity, least-recently-used eviction turns every
 turn into a cold prefill, and goodput falls for all of them. So a new conversation is let in only while the
 expected working set, the sum of context x probability that the next turn comes, fits into a share of the capacity;
-conversations that are in stay in. How long one is alive (think times) and how likely it returns (by turn) are learnt, and
-the share too: it shrinks when later turns report fewer cached tokens than their last prompt had, and grows slowly.
+conversations that are in stay in. How long one is alive (think times) and how likely it returns (by turn) are learnt,
+and the share too: it shrinks when later turns report fewer cached tokens than their last prompt had, and grows slowly.
 Where most conversations do not return there is nothing to protect, and nobody is kept out.
 Conversations are told apart by session, else by a prompt that extends an earlier one.
 """

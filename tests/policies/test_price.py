@@ -1,0 +1,78 @@
+"""What may be refused under overload, and who is protected from bearing it alone."""
+
+from __future__ import annotations
+
+import random
+
+from policies.admission import SizeFairness, StickyRefusals
+from policies.price import Price
+
+
+def offer(price: Price, seconds: float, per_s: float, capacity: float, seed: int = 1) -> list[tuple[int, float, bool]]:
+    """Prompts of 1, 2, 4 and 16 thousand tokens in equal parts, 0.1 s per thousand: 0.575 s each on average."""
+    rng, out = random.Random(seed), []
+    for n in range(int(seconds * per_s)):
+        tokens = rng.choice([1000, 2000, 4000, 16000]) + rng.randint(0, 9)
+        price.fairness.arrived(tokens)
+        refused = price.too_dear(tokens, tokens / 10_000, capacity, n / per_s)
+        if refused:
+            price.fairness.refused(tokens)
+        out.append((tokens, tokens / 10_000, refused))
+    return out
+
+
+def refused_share(rows: list[tuple[int, float, bool]], low: int, high: int) -> float:
+    these = [refused for tokens, _, refused in rows if low <= tokens < high]
+    return sum(these) / len(these)
+
+
+def test_without_overload_there_is_no_price() -> None:
+    price = Price(SizeFairness(2.0))
+    assert not any(refused for _, _, refused in offer(price, 60, 4, capacity=4.0))
+    assert not price.active
+
+
+def test_under_overload_the_costly_are_refused_and_the_rest_fits() -> None:
+    price = Price(SizeFairness(float("inf")))
+    rows = offer(price, 120, 10, capacity=4.0)[300:]  # 5.75 s of work a second for 4
+    served = sum(cost for _, cost, refused in rows if not refused) / 90
+    assert 3.5 < served < 4.3
+    assert refused_share(rows, 0, 10_000) == 0.0
+    assert refused_share(rows, 10_000, 20_000) > 0.3
+
+
+def test_the_bound_keeps_a_quartile_from_bearing_it_alone() -> None:
+    unbounded = offer(Price(SizeFairness(float("inf"))), 200, 10, capacity=2.0)[300:]
+    rows = offer(Price(SizeFairness(2.0)), 200, 10, capacity=2.0)[300:]
+    average = refused_share(rows, 0, 20_000)
+    assert refused_share(unbounded, 10_000, 20_000) > 2 * refused_share(unbounded, 0, 20_000)
+    assert refused_share(rows, 10_000, 20_000) <= 2.05 * average or average > 0.4
+
+
+def test_late_refusals_lower_the_capacity_and_dispatches_raise_it_again() -> None:
+    price = Price(SizeFairness(2.0))
+    for _ in range(10):
+        price.refused_late()
+    low = price.factor
+    assert 0.89 < low < 0.92
+    for _ in range(1000):
+        price.dispatched()
+    assert price.factor > 1.15
+
+
+def test_after_the_burst_the_price_is_gone() -> None:
+    price = Price(SizeFairness(2.0))
+    offer(price, 40, 20, capacity=4.0)
+    assert price.active
+    price.too_dear(1000, 0.1, 4.0, 40 + 31)
+    assert not price.active
+
+
+def test_a_session_that_was_refused_stays_refused_for_a_while() -> None:
+    sticky = StickyRefusals()
+    sticky.refuse("s", 10.0)
+    sticky.refuse(None, 10.0)
+    assert sticky.refused("s", 9.9)
+    assert not sticky.refused("s", 10.0)
+    assert not sticky.refused("s", 9.9)  # forgotten with its end
+    assert not sticky.refused(None, 1.0)

@@ -1,0 +1,80 @@
+"""Conversations that are in stay in; new ones begin while the caches have room for them."""
+
+from __future__ import annotations
+
+from policies.model import Request, Usage
+from policies.working_set import WorkingSet
+
+CAPACITY = 100_000.0
+
+
+def turn(session: str | None, tokens: int, chain: tuple[int, ...] = ()) -> Request:
+    return Request(f"{session}-{tokens}", session=session, prompt_tokens=tokens, chain=chain)
+
+
+def converse(ws: WorkingSet, session: str, turns: int, at: float, think_s: float = 5.0, tokens: int = 10_000) -> float:
+    for n in range(turns):
+        request = turn(session, tokens + n)
+        ws.began(request, at)
+        ws.ended(request, Usage(tokens + n, 100, 0), at + 1.0)
+        at += 1.0 + think_s
+    return at
+
+
+def returning(conversations: int = 4, turns: int = 12) -> tuple[WorkingSet, float]:
+    ws, at = WorkingSet(0.7), 0.0
+    for n in range(conversations):
+        at = converse(ws, f"old{n}", turns, at)
+    return ws, at + 300.0  # long enough to give the old ones up
+
+
+def test_nobody_is_kept_out_before_conversations_are_seen_to_return() -> None:
+    ws = WorkingSet(0.7)
+    converse(ws, "one", 3, 0.0)
+    assert not ws.enforced
+    assert ws.fits(10 * CAPACITY, CAPACITY, 20.0)
+
+
+def test_a_new_conversation_waits_while_those_that_are_alive_fill_the_caches() -> None:
+    ws, at = returning()
+    assert ws.enforced
+    for n in range(6):  # 6 open turns of 10,000 tokens
+        ws.began(turn(f"live{n}", 10_000), at)
+    assert ws.fits(5_000, CAPACITY, at)
+    assert not ws.fits(20_000, CAPACITY, at)
+    assert ws.fits(20_000, 0.0, at)  # unknown capacity
+
+
+def test_a_conversation_that_does_not_come_back_makes_room() -> None:
+    ws, at = returning()
+    for n in range(6):
+        converse(ws, f"live{n}", 2, at)
+    assert not ws.fits(60_000, CAPACITY, at + 12.0)
+    assert ws.fits(60_000, CAPACITY, at + 600.0)
+
+
+def test_where_most_conversations_have_one_turn_nobody_is_kept_out() -> None:
+    ws, at = WorkingSet(0.7), 0.0
+    for n in range(200):
+        at = converse(ws, f"single{n}", 1, at)
+        ws.fits(0.0, CAPACITY, at)
+    assert not ws.enforced
+
+
+def test_without_a_session_the_growing_prompt_tells_a_conversation() -> None:
+    ws = WorkingSet(0.7)
+    first = turn(None, 600, chain=(1, 2, 3))
+    ws.began(first, 0.0)
+    ws.ended(first, None, 1.0)
+    assert ws.known(turn(None, 1200, chain=(1, 2, 3, 4, 5))) is not None
+    assert ws.known(turn(None, 1200, chain=(1, 2, 9, 9, 9))) is None
+
+
+def test_the_share_shrinks_when_turns_find_their_context_gone() -> None:
+    ws = WorkingSet(0.7)
+    for _ in range(20):
+        ws.reported(10_000, 2_000)
+    assert 0.62 < ws.share < 0.64
+    for _ in range(20):
+        ws.reported(10_000, 9_900)
+    assert 0.63 < ws.share < 0.65
