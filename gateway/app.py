@@ -65,7 +65,7 @@ class Gateway:
         self.balancer = Balancer(config.service_classes(), routing_policy(config), config.arm().settings, rng)
         self.scheduler = Scheduler(self.balancer)
         self.metrics = Metrics(config.classes, own_version(), self.gauges)
-        self.fleet = Fleet(config.health, self._fleet_event, self._in_flight)
+        self.fleet = Fleet(config.health, self._fleet_event, lambda replica_id: self.proxy.awaits(replica_id))
         self.journal = Journal(config.journal, environ) if config.journal.path else None
         self.proxy = Proxy(self.scheduler, self.fleet, config, self._finished, tenants, rng)
         self.watch = Watch(self.fleet, config.health, config.scrape, rng)
@@ -156,10 +156,6 @@ class Gateway:
                 self.proxy.give_up_on(event.replica_id)
         elif isinstance(event, Returned):
             log.info("replica %s: %s", event.replica_id, "on trial" if event.half_open else "in rotation")
-
-    def _in_flight(self, replica_id: str) -> int:
-        known = self.balancer.fleet.replicas.get(replica_id)
-        return 0 if known is None else known.ledger.in_flight
 
     def _finished(self, record: RequestRecord) -> None:
         record.policy = self.balancer.policy.name

@@ -31,7 +31,7 @@ class Target:
 
 
 class Fleet:
-    """`sink` receives each event for the core; `in_flight` answers how many of our requests a replica has open."""
+    """`sink` receives each event for the core; `in_flight` answers how many requests of ours wait for its engine."""
 
     def __init__(
         self,

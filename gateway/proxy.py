@@ -196,6 +196,18 @@ class Proxy:
         """Open requests that wait for a decision."""
         return [exchange for exchange in self.live if exchange.held]
 
+    def awaits(self, replica_id: str) -> int:
+        """Requests that only this replica's engine can move on. One whose client does not read is not: the engine may
+        have long finished it, and would look hung to everyone because of one slow reader."""
+        return sum(
+            exchange.relay is not None
+            and not exchange.relay.over
+            and exchange.record.replica_id == replica_id
+            and exchange.endpoint.kind in (Kind.GENERATE, Kind.POOL)
+            and not exchange.client.paused
+            for exchange in self.live
+        )
+
     def give_up_on(self, replica_id: str) -> None:
         """The engine hangs: what has no content yet is tried elsewhere now instead of at its timeout."""
         for exchange in list(self.live):
