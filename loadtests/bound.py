@@ -76,8 +76,8 @@ def least_work(schedule: Schedule, scenario: Scenario) -> list[Work]:
         seen.update((row.adapter, block) for block in row.blocks)
         if row.session is not None and row.at_s is None:
             hit = len(row.blocks)  # the answer before it may have been cached too
-        if row.id not in counted:
-            continue
+        if row.id not in counted or release >= end:
+            continue  # a turn that cannot come before the end of the run is good under nobody
         cached = min(hit * schedule.block_tokens, row.prompt_tokens - 1)
         new = row.prompt_tokens - cached
         bounds = schedule.objectives(row)
@@ -127,8 +127,9 @@ def _solve(works: Sequence[Work], replicas: float, capacity_tokens: float) -> tu
                 rows.append(np.where(late & (due <= stop), seconds, 0.0))
                 limits.append(replicas * (stop - start))
         stop = float(last.max())
-        rows.append(np.where(late, held, 0.0))
-        limits.append(capacity_tokens * (stop - float(start)))
+        if stop > start:
+            rows.append(np.where(late, held, 0.0))
+            limits.append(capacity_tokens * (stop - start))
     matrix: Any = csr_array(np.array(rows))  # the stubs know dense ones only
     found: Any = linprog(-np.ones(len(works)), A_ub=matrix, b_ub=np.array(limits), bounds=(0.0, 1.0), method="highs")
     if not found.success:
