@@ -152,8 +152,6 @@ class ReplicaProtocol(asyncio.Protocol):
             current.open = False
             if current.answer is not None:
                 self.routes.replica.leave(current.answer)
-        if current is not None:
-            self.routes.load -= 1
 
     # -- httptools -------------------------------------------------------------------------------------------------
 
@@ -197,13 +195,11 @@ class ReplicaProtocol(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._current = exchange
-        self.routes.load += 1
         self.routes.handle(exchange)
 
     def finished(self, exchange: Exchange) -> None:
         if self._current is exchange:
             self._current = None
-            self.routes.load -= 1
         if exchange.closing:
             self.transport.close()
         elif self._queue:

@@ -35,7 +35,6 @@ class Routes:
         self.host, self.port = host, port
         self.peers: Sequence[Routes] = [self]
         self.connections: set[ReplicaProtocol] = set()
-        self.load = 0  # requests under way, as vLLM's /load counts them
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
         self._undo: asyncio.TimerHandle | None = None
@@ -45,7 +44,7 @@ class Routes:
             "/ping": self._health,
             "/metrics": lambda x: x.respond(200, exposition(self.replica), _METRICS_TYPE),
             "/version": lambda x: x.respond(200, {"version": FINGERPRINT.split("-")[1]}),
-            "/load": lambda x: x.respond(200, {"server_load": sum(1 for _ in self.replica.answers)}),
+            "/load": lambda x: x.respond(200, {"server_load": len(self.replica.answers)}),
             "/v1/models": self._models,
             "/is_sleeping": lambda x: x.respond(200, {"is_sleeping": self.replica.faults.frozen == "sleep"}),
             "/is_paused": lambda x: x.respond(200, {"is_paused": self.replica.faults.frozen == "pause"}),

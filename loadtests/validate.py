@@ -150,6 +150,7 @@ def validate(
     profile: Annotated[str, typer.Option(help="JSON file of forebay calibrate, of one of these replicas.")],
     seed: Annotated[int, typer.Option(help="Seed of the schedules: a new one, or the caches answer.")] = 1,
     again: Annotated[bool, typer.Option(help="Run each schedule twice on the replicas: their own spread.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Run only this schedule; may be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Compares real replicas with the engine model on small schedules.
@@ -169,25 +170,31 @@ def validate(
             max_model_len=min(known.max_model_len, capacity),
         )
         mine = schedules(seed, len(urls), capacity)
-        for name in mine:
+        for name in only or list(mine):
+            if name not in mine:
+                raise ValueError(f"--only {name!r} must be one of {', '.join(mine)}")
             with console.status(f"{name}: {len(mine[name])} requests on {len(urls)} replicas"):
                 theirs = asyncio.run(real(urls, known.model, mine[name]))
-                report[name] = compared(theirs, modelled(config, len(urls), mine[name]))
-                if again:  # the same times and lengths with fresh tokens
-                    report[f"{name}, real twice"] = compared(
-                        theirs, asyncio.run(real(urls, known.model, _fresh(mine[name], name)))
-                    )
+            report[name] = compared(theirs, modelled(config, len(urls), mine[name]))
+            _show(console, f"{name}: model against real", report[name])
+            if again:  # the same times and lengths with fresh tokens
+                with console.status(f"{name}: again"):
+                    second = asyncio.run(real(urls, known.model, _fresh(mine[name], name)))
+                report[f"{name}, real twice"] = compared(theirs, second)
+                _show(console, f"{name}: real against real", report[f"{name}, real twice"])
+            if out is not None:
+                out.write_text(json.dumps(report, indent=2) + "\n")
     except (ReplicaError, BadUrlError, ValueError, OSError, httpx.HTTPError) as problem:
         typer.echo(f"forebay validate: {problem}", err=True)
         raise typer.Exit(2) from None
-    table = Table("schedule", "figure", "real", "model", "error", title=f"profile {fitted.name}")
-    for name, figures in report.items():
-        for figure, (theirs_value, ours_value) in figures.items():
-            error = f"{(ours_value / theirs_value - 1) * 100:+.0f} %" if theirs_value else f"{ours_value:+.0f}"
-            table.add_row(name, figure, f"{theirs_value:.4g}", f"{ours_value:.4g}", error)
+
+
+def _show(console: Console, title: str, figures: dict[str, tuple[float, float]]) -> None:
+    table = Table("figure", "first", "second", "error", title=title)
+    for figure, (first, second) in figures.items():
+        error = f"{(second / first - 1) * 100:+.0f} %" if first else f"{second:+.0f}"
+        table.add_row(figure, f"{first:.4g}", f"{second:.4g}", error)
     console.print(table)
-    if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def _fresh(rows: Sequence[Row], name: str) -> list[Row]:
