@@ -3,12 +3,11 @@
 chwbl: key = adapter + first 100 characters; ring of 256 points per replica, xxh64(name + index); walk the *points*
 clockwise and take the first replica with in_flight <= 1.25 (total + 1) / n (total 0: the first); none: the first
 met. (internal/loadbalancer/balance_chwbl.go after PR 528. KubeAI takes the characters from the first user message;
-here from the prompt text, or the first 256-byte chunk key where there is no text.) chwbl_work: the same walk with
-load = uncached tokens in the backlog, and this request's own on both sides of the bound: W_i + u_i <= 1.25 (sum W +
-u) / n + u_i, so that an idle fleet stays at home. prefix_hash_256: key = first 256 tokens (here 1024 characters, or
-chunk 4's key); the same bound; a loaded home is left for the least loaded replica within the bound, not the next on
-the ring. Trade-off of all: one shallow key; prompts that share it share a home. Source of the bound: Mirrokni et
-al., arXiv 1608.01350.
+here from the prompt text, or the first 256-byte chunk key where there is no text.) chwbl_work: the same key on
+uhashring's ring, load = backlog in uncached tokens: the first with W_i <= 1.25 (sum W + u) / n. prefix_hash_256:
+key = first 256 tokens (here 1024 characters, or chunk 4's key); the same bound; a loaded home is left for the least
+loaded replica within the bound, not the next on the ring. Trade-off of all: one shallow key; prompts that share it
+share a home. Source of the bound: Mirrokni et al., arXiv 1608.01350.
 """
 
 from __future__ import annotations
@@ -23,12 +22,19 @@ from xxhash import xxh64_intdigest
 from policies.model import Choice, FleetView, ReplicaView, Request
 from policies.parameters import parameter
 from policies.policy import NONE_AVAILABLE, Stateless
+from policies.ring import Ring
 
 
 @dataclass(frozen=True)
 class ChwblParameters:
     load_factor: float = parameter(1.25, 1.0, None, "a replica may carry this many times the mean load")
     points: int = parameter(256, 1, 4096, "points per replica on the ring")
+    characters: int = parameter(100, 1, None, "characters of the prompt that make the key")
+
+
+@dataclass(frozen=True)
+class ChwblWorkParameters:
+    load_factor: float = parameter(1.25, 1.0, None, "a replica may carry this many times the mean backlog")
     characters: int = parameter(100, 1, None, "characters of the prompt that make the key")
 
 
@@ -96,16 +102,28 @@ class Chwbl(Stateless):
         return {r.id for r in available if total == 0 or r.in_flight <= bound}
 
 
-class ChwblWork(Chwbl):
+class ChwblWork(Stateless):
     name = "chwbl_work"
 
-    def _accepted(self, request: Request, available: Sequence[ReplicaView]) -> set[str]:
-        total = sum(r.prefill_backlog_tokens for r in available)
-        return {
-            r.id
-            for r in available
-            if r.prefill_backlog_tokens <= self._p.load_factor * (total + r.uncached_tokens) / len(available)
-        }
+    def __init__(self, parameters: ChwblWorkParameters, rng: Random) -> None:
+        self._p = parameters
+        self._ring = Ring()
+        self._names: list[str] = []
+
+    def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
+        available = fleet.available()
+        if not available:
+            return NONE_AVAILABLE
+        names = [r.id for r in available]
+        if names != self._names:
+            self._names, self._ring = names, Ring()
+            for name in names:
+                self._ring.add(name)
+        work = {r.id: r.prefill_backlog_tokens for r in available}
+        own = min(r.uncached_tokens for r in available)
+        key = prefix_key(request, self._p.characters, 0)
+        chosen = self._ring.within(key, work, self._p.load_factor, self._p.load_factor * own / len(work))
+        return Choice(chosen, "affinity" if chosen == self._ring.preference(key)[0] else "spill")
 
 
 class PrefixHash256(Stateless):

@@ -7,9 +7,9 @@ J_i = T_i + (n_i + kappa) u_i / R_i + o d n_i + KV_i + adapter_i
   KV_i     tokens beyond the free ones less a reserve are computed again after a preemption, for everybody: steep and
            only on the overflow (the asymmetry of BalanceRoute, arXiv 2605.06113)
   adapter  a load, or a load and a wait, where the adapter is not on the GPU
-Home: the cheapest holder of the longest match, else the cheapest home on the prefix's list. The request leaves it
-only if that saves 10 %: per request and per pair, never by a fleet-wide gate. Near ties go to the session's replica,
-then by rank on the list, so that several gateways agree. Sources:
+Home: the cheapest holder of the longest match, else the cheapest home on the prefix's list. A holder is left only if
+that saves a tenth of the prefill to be done elsewhere, a mere home for a fiftieth: per request and per pair, never by a
+fleet-wide gate. Ties go to the session's replica, then by rank on the list, so that several gateways agree. Sources:
 marginal delay joins least work (LPWL) and LMetric's product (arXiv 2603.15202).
 Trade-off: a prediction can be wrong; a linear harm term counts in-flight requests with and without slack alike.
 """
@@ -33,8 +33,8 @@ class ForebayParameters:
     crowding_s: float = parameter(2e-5, 0.0, None, "decode seconds per token and neighbour")
     kv_reserve: float = parameter(0.08, 0.0, 0.9, "share of KV kept free")
     kv_price: float = parameter(4.0, 0.0, None, "times an overflowing KV token is computed again")
-    hysteresis: float = parameter(0.10, 0.0, 1.0, "share of the home's delay that must be saved to leave it")
-    tie: float = parameter(0.02, 0.0, 1.0, "share within which two delays count as equal")
+    hysteresis: float = parameter(0.10, 0.0, 1.0, "share of the prefill elsewhere that must be saved to leave a holder")
+    tie: float = parameter(0.02, 0.0, 1.0, "share of the prefill within which two delays count as equal")
     adapter_load_s: float = parameter(0.5, 0.0, None, "time to load an adapter, seconds")
     adapter_wait_s: float = parameter(4.0, 0.0, None, "wait for a slot when all hold running adapters, seconds")
     sessions: int = parameter(65_536, 0, None, "sessions remembered")
@@ -62,12 +62,14 @@ class Forebay:
         if len(available) == 1:
             return Choice(available[0].id, "only_one", scores)
         best = min(delays)
-        home = self._home(request, available, delays)
-        if delays[home] * (1.0 - self._p.hysteresis) <= best:
-            replica = available[home]
-            return Choice(replica.id, "affinity" if replica.cached_tokens > 0.0 else "cold", scores)
-        at = self._first(request, available, delays, best * (1.0 + self._p.tie))
-        return Choice(available[at].id, "spill", scores)
+        cheapest = available[delays.index(best)]
+        prefill_s = cheapest.uncached_tokens / cheapest.prefill_rate
+        home, cold = self._home(request, available, delays, prefill_s)
+        slack = self._p.tie if cold else self._p.hysteresis
+        if delays[home] <= best + slack * prefill_s:
+            return Choice(available[home].id, "cold" if cold else "affinity", scores)
+        at = self._first(request, available, delays, best + self._p.tie * prefill_s)
+        return Choice(available[at].id, "load" if cold else "spill", scores)
 
     def _delays_s(self, request: Request, replicas: Sequence[ReplicaView]) -> list[float]:
         """J of each replica, seconds."""
@@ -100,8 +102,10 @@ class Forebay:
             case AdapterState.FULL:
                 return self._p.adapter_load_s + self._p.adapter_wait_s
 
-    def _home(self, request: Request, replicas: Sequence[ReplicaView], delays: Sequence[float]) -> int:
-        """Of the holders of the longest match the cheapest; without a match the cheapest of the prefix's homes."""
+    def _home(
+        self, request: Request, replicas: Sequence[ReplicaView], delays: Sequence[float], prefill_s: float
+    ) -> tuple[int, bool]:
+        """Of the holders of the longest match the cheapest; without a match (cold) the cheapest of the homes."""
         longest = max([r.cached_tokens for r in replicas])
         if longest > 0.0:
             enough = longest * (1.0 - self._p.tie)
@@ -112,10 +116,10 @@ class Forebay:
         else:
             candidates = list(range(len(replicas)))
         if len(candidates) == 1:
-            return candidates[0]
+            return candidates[0], longest <= 0.0
+        bound = min([delays[i] for i in candidates]) + self._p.tie * prefill_s
         chosen = [replicas[i] for i in candidates]
-        bound = min([delays[i] for i in candidates]) * (1.0 + self._p.tie)
-        return candidates[self._first(request, chosen, [delays[i] for i in candidates], bound)]
+        return candidates[self._first(request, chosen, [delays[i] for i in candidates], bound)], longest <= 0.0
 
     def _first(self, request: Request, replicas: Sequence[ReplicaView], delays: Sequence[float], bound: float) -> int:
         """Among delays up to the bound: the session's replica, then the first on the list, then the least delay."""

@@ -19,7 +19,7 @@ from policies.cache_aware import (
     RayPrefix,
     RayPrefixParameters,
 )
-from policies.chwbl import Chwbl, ChwblParameters, ChwblWork, PrefixHash256, PrefixHashParameters
+from policies.chwbl import Chwbl, ChwblParameters, ChwblWork, ChwblWorkParameters, PrefixHash256, PrefixHashParameters
 from policies.counts import LeastRequest, PowerOfTwo
 from policies.dynamo import DynamoCost, DynamoParameters
 from policies.forebay import Forebay, ForebayParameters
@@ -74,7 +74,7 @@ _TABLE: tuple[tuple[Any, type[Any], str], ...] = (
     (SessionHash, _NONE, "the session's place on a hash ring"),
     (Rendezvous, _NONE, "highest hash of session and replica"),
     (Chwbl, ChwblParameters, "hash of the first 100 characters, bounded load in requests (KubeAI)"),
-    (ChwblWork, ChwblParameters, "the same ring, bounded load in uncached tokens"),
+    (ChwblWork, ChwblWorkParameters, "the same key, bounded load in uncached tokens"),
     (PrefixHash256, PrefixHashParameters, "hash of the first 256 tokens, least loaded within the bound (SMG)"),
     (CacheAware, CacheAwareParameters, "text tree with a gate on imbalance, 0.3 / 64 / 1.5 (SGLang, vllm-router)"),
     (CacheAwareLibrary, CacheAwareLibraryParameters, "the same with the library's parameters, 0.5 / 32 / 1.1"),

@@ -80,8 +80,7 @@ def test_chwbl_keys_by_adapter_too_and_by_the_first_chunk_without_text() -> None
 
 
 def test_chwbl_work_measures_load_in_tokens() -> None:
-    key = xxh64_intdigest(("x" * 100).encode())
-    first, second = walk(key, "a", "b")[:2]
+    first, second = ring("a", "b").preference(xxh64_intdigest(("x" * 100).encode()))
     policy, request = make("chwbl_work"), text("x" * 200)
 
     def view(home_backlog: float, other_backlog: float) -> str | None:

@@ -59,11 +59,13 @@ def test_the_worked_case_where_the_product_leaves_a_warm_replica_too_early() -> 
     ("backlog", "wanted", "reason"),
     [
         (0.0, "a", "affinity"),  # home 0.25 s against 0.5 s
-        (2300.0, "a", "affinity"),  # 0.5375 s: leaving saves 7 %
-        (2600.0, "b", "spill"),  # 0.575 s: leaving saves 13 %
+        (2100.0, "a", "affinity"),  # 0.5125 s: leaving saves 0.0125 s, the prefill there takes 0.25 s
+        (2300.0, "b", "spill"),  # 0.5375 s: leaving saves 0.0375 s
     ],
 )
-def test_a_home_is_left_only_if_that_saves_ten_per_cent(backlog: float, wanted: str, reason: str) -> None:
+def test_a_home_is_left_only_if_that_saves_a_tenth_of_the_prefill_it_costs(
+    backlog: float, wanted: str, reason: str
+) -> None:
     home = warm(uncached_tokens=1000.0, cached_tokens=1000.0, prefill_backlog_tokens=backlog)
     choice = make("forebay").choose(ask(prompt_tokens=2000), fleet(a=home, b=warm(uncached_tokens=2000.0)), 0.0)
     assert (choice.replica_id, choice.reason) == (wanted, reason)
@@ -77,6 +79,13 @@ def test_a_cold_prompt_goes_to_the_first_of_its_list_and_to_the_cheapest_of_its_
     two_homes = {n: warm(preference_rank=r, homes=2) for n, r in ranks.items()}
     two_homes["b"] = warm(preference_rank=0, homes=2, prefill_backlog_tokens=200.0)  # 10 % more than c
     assert chosen(make("forebay"), ask(), fleet(**two_homes)) == "c"
+
+
+def test_a_hash_home_is_a_tie_break_and_no_reason_to_wait() -> None:
+    """Many in flight make every delay large; a share of it would hide a queue of half a second."""
+    busy = {"in_flight": 60, "uncached_tokens": 500.0}
+    view = fleet(a=warm(**busy, prefill_backlog_tokens=2500.0, preference_rank=0), b=warm(**busy, preference_rank=1))
+    assert chosen(make("forebay"), ask(), view) == "b"
 
 
 def test_equal_holders_are_told_apart_by_session_then_by_rank() -> None:
