@@ -21,7 +21,8 @@ UNIT_TOKENS = 512
 
 
 def arrivals(rate: float, window_s: float, seed: int) -> list[tuple[float, Job]]:
-    rng, at, rows, fresh = random.Random(seed), 0.0, [], 1_000_000
+    rng, at, fresh = random.Random(seed), 0.0, 1_000_000
+    rows: list[tuple[float, Job]] = []
     while (at := at + rng.expovariate(rate)) < window_s:
         prompt = min(120_000, int(rng.lognormvariate(8.9, 1.0)) + 1)
         units = -(-prompt // UNIT_TOKENS)
