@@ -47,8 +47,13 @@ class Gauges:
     held_bytes: int = 0
     oldest_wait_s: float = 0.0
     open_requests: int = 0
-    margins: dict[str, float] = field(default_factory=dict)
+    margins: dict[tuple[str, str], float] = field(default_factory=dict)  # by class and predicted wait
     capacity_factor: float = 1.0
+    prediction_error: float | None = None
+    prediction_bias: float | None = None
+    working_set_tokens: float | None = None
+    working_set_share: float | None = None
+    working_set_enforced: bool | None = None
     loop_lag_s: float = 0.0
     loop_lag_max_s: float = 0.0
     journal_written: int = 0
@@ -74,20 +79,33 @@ class Gauges:
         for name, count in self.held_by_class.items():
             held.add_metric([name], float(count))
         yield held
-        margin = GaugeMetricFamily("forebay_margin", "Factor on predictions, as learnt.", labels=("service_class",))
-        for name, value in self.margins.items():
-            margin.add_metric([name], value)
+        margin = GaugeMetricFamily(
+            "forebay_margin", "Factor on predictions, as learnt.", labels=("service_class", "predicted")
+        )
+        for key, value in self.margins.items():
+            margin.add_metric(list(key), value)
         yield margin
-        for name, help_text, value in (
+        single: tuple[tuple[str, str, float | None], ...] = (
             ("held_bytes", "Bytes of bodies of held requests.", self.held_bytes),
             ("held_oldest_seconds", "Wait of the request held longest.", self.oldest_wait_s),
             ("capacity_factor", "Factor on the capacity that the paces give, as learnt.", self.capacity_factor),
+            (
+                "prediction_error_ratio",
+                "Predicted against measured TTFT, mean size of the error.",
+                self.prediction_error,
+            ),
+            ("prediction_bias_ratio", "The same with its sign.", self.prediction_bias),
+            ("working_set_tokens", "Context of the conversations that are alive.", self.working_set_tokens),
+            ("working_set_share", "Share of the KV capacity they may take, as learnt.", self.working_set_share),
+            ("working_set_enforced", "1 while new conversations wait for room.", self.working_set_enforced),
             ("open_requests", "Requests received and not finished.", self.open_requests),
             ("event_loop_lag_seconds", "How late the event loop runs its timers, running mean.", self.loop_lag_s),
             ("event_loop_lag_max_seconds", "The same, worst since the last scrape.", self.loop_lag_max_s),
             ("config_version", "Number of configurations since start.", self.config_version),
             ("draining", "1 while the gateway shuts down.", self.draining),
-        ):
-            yield GaugeMetricFamily(f"forebay_{name}", help_text, value=float(value))
+        )
+        for name, help_text, value in single:
+            if value is not None:
+                yield GaugeMetricFamily(f"forebay_{name}", help_text, value=float(value))
         yield CounterMetricFamily("forebay_journal_lines", "Journal lines written.", value=self.journal_written)
         yield CounterMetricFamily("forebay_journal_dropped", "Journal lines dropped.", value=self.journal_dropped)

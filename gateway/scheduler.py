@@ -141,7 +141,7 @@ class Scheduler:
 
     def reclass(self, classes: Mapping[str, ServiceClass]) -> None:
         """New service classes; open requests keep the objectives they came with."""
-        self.balancer.classes = dict(classes)
+        self._apply(self.balancer.reclass(classes, self.clock()))
 
     def use(self, policy: RoutingPolicy) -> None:
         """Another routing policy from the next decision on. It is told of the replicas and learns the rest."""

@@ -176,6 +176,13 @@ class Balancer:
         self.fleet.refresh()
         return self._moved(now)
 
+    def reclass(self, classes: Iterable[ServiceClass] | Mapping[str, ServiceClass], now: float) -> list[Decision]:
+        """New service classes. Open requests keep the objectives they came with; shares change for all."""
+        self._now = now
+        self.classes = by_name(classes)
+        self.binding.queue.reclass(self.classes)
+        return self._moved(now)
+
     def use(self, policy: RoutingPolicy, now: float) -> None:
         """Another routing policy from the next decision on. It is told of the replicas; ledgers and index stay."""
         self._now = now

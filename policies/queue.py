@@ -11,7 +11,7 @@ Trade-off: a flow is a sorted list, so insertion moves memory: 1 us at 2,000 hel
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from policies.model import ServiceClass
 from policies.tracked import Tracked
@@ -108,6 +108,11 @@ class HeldQueue:
         elif lane.flows:  # it has nothing waiting; remember what it took while others wait
             level = min(f.service_s for f in lane.flows.values())
             lane.idle[request.tenant] = max(level, lane.idle.get(request.tenant, 0.0)) + seconds
+
+    def reclass(self, classes: Mapping[str, ServiceClass]) -> None:
+        """New weights, floors and kinds for the lanes that are there; a class that is gone keeps its lane as it was."""
+        for lane in self._lanes.values():
+            lane.service_class = classes.get(lane.service_class.name, lane.service_class)
 
     def lane(self, model: str, service_class: ServiceClass) -> Lane:
         key = (model, service_class.name)

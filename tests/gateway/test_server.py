@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from gateway.tenants import digest
 from loadtests.faults import Command
 from loadtests.replica import Fleet, ReplicaSettings
 from tests.gateway.running import running, until
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -204,3 +208,37 @@ async def test_held_requests_are_told_to_go_elsewhere_at_once(sim: Fleet) -> Non
         sim.members[0].order(Command("clear"))
         statuses = sorted([(await ask).status_code for ask in asks])
         assert statuses == [200] * (6 - held) + [503] * held
+
+
+async def test_no_more_than_the_configured_number_is_held(sim: Fleet) -> None:
+    bounded = {"policy": {"name": "forebay", "seed": 1}, "limits": {"held_requests": 2}, "health": {"hang_s": 60.0}}
+    async with running(*sim.urls, admission={"backlog_s": 0.001}, **bounded) as g:
+        sim.members[0].order(Command("hang"))
+        long = [{"role": "user", "content": "river " * 2000}]
+        asks = [asyncio.create_task(g.chat(messages=long)) for _ in range(8)]
+        await until(lambda: any(ask.done() for ask in asks))
+        refused = next(ask.result() for ask in asks if ask.done())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert len(g.gateway.proxy.held()) <= 2
+        sim.members[0].order(Command("clear"))
+        assert {(await ask).status_code for ask in asks} == {200, 429}
+
+
+async def test_the_command_serves_and_ends_with_status_0(tmp_path: Path, sim: Fleet) -> None:
+    journal = tmp_path / "journal.jsonl"
+    file = tmp_path / "gateway.toml"
+    file.write_text(f'[listen]\nport = 0\n[journal]\npath = "{journal}"\n')
+    options = ["--config", str(file), "--replica", sim.urls[0], "--policy", "round_robin"]
+    arguments = ["-m", "loadtests.cli", "serve", *options]
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, cwd=ROOT, stdout=PIPE, stderr=PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = (await process.stdout.readuntil(b'"stream":true}\'')).decode()
+    address = said.split("Forebay listens on ")[1].split()[0]
+    assert f"{sim.urls[0]}  ready  sim" in said
+    async with httpx.AsyncClient(trust_env=False) as http:
+        assert (await http.post(f"{address}/v1/chat/completions", json={**BODY, "model": "sim"})).status_code == 200
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 0
+    assert len(journal.read_text().splitlines()) == 1
