@@ -82,8 +82,8 @@ class Gauges:
         margin = GaugeMetricFamily(
             "forebay_margin", "Factor on predictions, as learnt.", labels=("service_class", "predicted")
         )
-        for key, value in self.margins.items():
-            margin.add_metric(list(key), value)
+        for key, factor in self.margins.items():
+            margin.add_metric(list(key), factor)
         yield margin
         single: tuple[tuple[str, str, float | None], ...] = (
             ("held_bytes", "Bytes of bodies of held requests.", self.held_bytes),
