@@ -39,14 +39,16 @@ class Flight:
     over: bool = False
     began_at: float = 0.0  # first token, again
     objective_s: float = inf  # of TPOT; none is endless
-    near_s: float = -inf  # slack below which the stream counts as near its objective
+    near_s: float = inf  # mean seconds per token above which the stream counts as near its objective
+    check_at: float = inf  # not near before
 
     def start(self, now: float) -> None:
         """Its first token."""
         self.first_at = self.began_at = self.record.first_s = now
         if self.request.tpot_s is not None:
             self.objective_s = self.request.tpot_s
-            self.near_s = (1.0 - NEAR) * self.request.tpot_s
+            self.near_s = NEAR * self.request.tpot_s
+            self.check_at = now + self.near_s * FEW_TOKENS
 
 
 @dataclass(slots=True)
@@ -125,21 +127,25 @@ class SimReplica:
         return self._durations[at] if at < len(self._durations) else 0.0
 
     def pulse(self, gateway: int, now: float, tick: int) -> Pulse:
-        """What this gateway's streams did since the last pulse; `tick` is what `account` answered."""
+        """What this gateway's streams did since the last pulse; `tick` is what `account` answered.
+
+        The least slack is told where a stream is near its objective. A stream is looked at only when it can be.
+        """
         gaps, self.gaps[gateway] = self.gaps[gateway], Gaps()
         near, slack = 0, inf
         streams = self.live[gateway]
         for flight in streams.values():
-            objective = flight.objective_s
-            job = flight.job
-            tokens = job.offset + tick - job.prompt_tokens + 1 if job.finish_tick >= 0 else job.outputs  # type: ignore[union-attr]
-            if tokens < 1:
+            if now < flight.check_at:
                 continue
-            left = objective - (now - flight.began_at) / tokens
-            if left < slack:
-                slack = left
-            if left < flight.near_s and tokens >= FEW_TOKENS:
+            job = flight.job
+            assert job is not None
+            tokens = job.offset + tick - job.prompt_tokens + 1 if job.finish_tick >= 0 else job.outputs
+            lasted = now - flight.began_at
+            if tokens >= FEW_TOKENS and lasted > flight.near_s * tokens:
                 near += 1
+                slack = min(slack, flight.objective_s - lasted / tokens)
+            else:  # even without another token it cannot be near before this
+                flight.check_at = flight.began_at + flight.near_s * max(tokens, FEW_TOKENS)
         least = slack if slack < inf else None
         return Pulse(len(streams), near, least, gaps.idle, gaps.idle_s, gaps.busy, gaps.busy_s)
 
