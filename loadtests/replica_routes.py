@@ -204,6 +204,8 @@ class Routes:
             x.answer = replica.submit(call, x)
         except ApiError as refusal:
             x.respond(refusal.status, refusal.body)
+        except (AttributeError, TypeError, ValueError) as problem:  # a body of the wrong shape somewhere
+            x.respond(400, ApiError(400, f"1 validation error:\n  {problem}", "Bad Request").body)
 
     def _health(self, x: Exchange) -> None:
         bad = self.replica.faults.unhealthy or self.replica.faults.frozen == "dead"

@@ -154,6 +154,27 @@ async def test_errors_have_the_recorded_status_and_body(client: httpx.AsyncClien
     assert (answer.status_code, answer.json()) == recorded_errors()[name]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [[]]}),
+        ("/v1/completions", {"prompt": {"text": "a"}}),
+        ("/v1/chat/completions", {"messages": ["hi"]}),
+        ("/v1/chat/completions", {"messages": [], "stream_options": 3, "stream": True}),
+        ("/v1/responses", {"input": 5}),
+        ("/v1/completions", {"prompt": "a", "n": "two"}),
+    ],
+)
+async def test_a_body_of_the_wrong_shape_is_a_400_and_nothing_stays_behind(
+    fleet: Fleet, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 400
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert not fleet.members[0].replica.answers
+    assert fleet.members[0].replica.engine.unfinished == 0
+
+
 async def test_unknown_paths_and_methods_answer_as_the_framework_does(client: httpx.AsyncClient) -> None:
     recording = recorded_errors()
     unknown, method = await client.get("/nowhere"), await client.get("/v1/completions")
