@@ -5,18 +5,17 @@
     step       = max(floor, a + b x tokens) + c x context + d x sum(chunk x mean context) + e x sequences
 
 Prompts of several lengths one at a time, prompts computed before (only their last block is new), and batches of
-equal streams with short and long contexts. Every figure is the median of its repetitions; the fit minimises log
-errors with a robust loss, since a shared machine makes outliers. What it cannot see: effects of mixing prefill and
-decode beyond the formula.
+equal streams with short and long contexts. Every figure is the lower quartile of its repetitions; the fit minimises
+log errors with a robust loss, since a shared machine makes outliers. What it cannot see: effects of mixing prefill
+and decode beyond the formula.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -101,6 +100,12 @@ def fit(figures: Sequence[Measured], start: Profile) -> Profile:
     return profile(best.x)
 
 
+def undisturbed(seconds: Iterable[float]) -> float:
+    """Lower quartile: other work on the machine only ever adds time."""
+    ordered = sorted(seconds)
+    return ordered[(len(ordered) - 1) // 4]
+
+
 async def facts(url: str) -> Facts:
     """Raises ReplicaError when the URL is not a vLLM replica."""
     try:
@@ -130,11 +135,11 @@ async def measure(
                 found.append(await ask(client, known.model, ids, 1))
                 if tokens in WARM:
                     warm.append(await ask(client, known.model, ids, 1))
-            seconds = statistics.median(o.ttft_s for o in found)
+            seconds = undisturbed(o.ttft_s for o in found)
             figures.append(Measured(f"TTFT of {tokens} tokens", seconds, chunks_of(tokens, 0, budget)))
             if warm:
                 cached = warm[0].cached_tokens
-                seconds = statistics.median(o.ttft_s for o in warm)
+                seconds = undisturbed(o.ttft_s for o in warm)
                 figures.append(
                     Measured(f"TTFT of {tokens}, {cached} cached", seconds, chunks_of(tokens, cached, budget))
                 )
@@ -147,7 +152,7 @@ async def measure(
                 paces += await _batch(client, known, rng, sequences, tokens)
             context = tokens + DECODE_TOKENS / 2
             label = f"TPOT of {sequences} at {context:.0f} context"
-            figures.append(Measured(label, statistics.median(paces), sequences=sequences, context=context))
+            figures.append(Measured(label, undisturbed(paces), sequences=sequences, context=context))
             advance()
     finally:
         client.close()
@@ -167,7 +172,7 @@ def calibrate(
     url: Annotated[str, typer.Argument(help="Base URL of one idle vLLM replica.")],
     max_batched_tokens: Annotated[int, typer.Option(help="The replica's --max-num-batched-tokens.", min=1)] = 2048,
     max_num_seqs: Annotated[int, typer.Option(help="The replica's --max-num-seqs.", min=1)] = 256,
-    repeats: Annotated[int, typer.Option(help="Repetitions of every figure; the median counts.", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(help="Repetitions of every figure; the lower quartile counts.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the prompts: use a new one, or the cache answers.")] = 1,
     name: Annotated[str, typer.Option(help="Name of the profile.")] = "calibrated",
     out: Annotated[Path | None, typer.Option(help="Write the profile to this file too.")] = None,
