@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httptools
 
@@ -183,6 +183,7 @@ class UpstreamConnection(asyncio.Protocol):
             parsed.status = 0
         except httptools.HttpParserError:
             parsed.status = 0
+        parsed.parser = None  # it holds our methods: a cycle that only the garbage collector could free
         status = parsed.status
         if status == 0 or not parsed.complete or status == 101:
             self._broken(Break.MALFORMED)
@@ -267,7 +268,7 @@ class _HeadParser:
         self.chunked = False
         self.keep = True
         self.complete = False
-        self.parser = httptools.HttpResponseParser(self)
+        self.parser: Any = httptools.HttpResponseParser(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()

@@ -55,6 +55,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         gc.collect()
+        gc.set_threshold(20_000, 20, 50)  # a finished request leaves no cycle behind, so there is little to find
         gc.freeze()  # what exists now stays; scanning it again and again would only delay streams
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

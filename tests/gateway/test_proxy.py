@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import hashlib
 import ssl
 import subprocess
 from pathlib import Path
@@ -232,8 +234,6 @@ async def test_a_response_is_asked_for_where_it_was_made() -> None:
 
 
 async def test_with_keys_configured_they_are_checked_and_never_passed_on() -> None:
-    import hashlib
-
     key = hashlib.sha256(b"secret").hexdigest()
     settings = f'[tenants.team]\nkeys_sha256 = ["{key}"]\n'
     async with replica(playing(GOOD_WHOLE)) as a, gateway(a, settings=settings) as g:
@@ -252,6 +252,29 @@ async def test_cheap_calls_bypass_the_core() -> None:
             answer = await g.post(path, WHOLE)
             assert (answer.body, answer.header("x-forebay-reason")) == (b'{"count":3}', "direct")
         assert g.scheduler.open == 0
+
+
+@pytest.mark.parametrize("body", [CHAT, WHOLE], ids=["streamed", "whole"])
+async def test_a_finished_request_leaves_nothing_to_the_garbage_collector(body: bytes) -> None:
+    """A collection stops all streams for its length, so requests must not depend on it."""
+    script = playing(GOOD_STREAM if body is CHAT else GOOD_WHOLE)
+    async with replica(script) as a, gateway(a) as g:
+        client = await g.connect()
+        for _ in range(10):
+            await client.post("/v1/chat/completions", body)
+            await client.answer()
+        g.records.clear()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(50):
+                await client.post("/v1/chat/completions", body)
+                await client.answer()
+            g.records.clear()
+            assert gc.collect() < 50
+        finally:
+            gc.enable()
+            client.close()
 
 
 async def test_shutdown_refuses_new_requests_and_finishes_streams() -> None:
