@@ -53,8 +53,15 @@ def test_clients_are_told_when_a_retry_cannot_succeed() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "status"),
-    [("infeasible", 429), ("queue_full", 429), ("over_quota", 429), ("no_replica", 503), ("draining", 503)]
-    + [("expired", 504), ("something new", 500)],
+    [
+        ("infeasible", 429),
+        ("queue_full", 429),
+        ("over_quota", 429),
+        ("no_replica", 503),
+        ("draining", 503),
+        ("expired", 504),
+        ("something new", 500),
+    ],
 )
 def test_reasons_of_the_core(reason: str, status: int) -> None:
     assert errors.shed(reason, None).status == status
