@@ -46,6 +46,16 @@ async def test_openai_whole_answer_and_responses_stream() -> None:
         assert events[-1].type == "response.completed"
 
 
+async def text_of(client: openai.AsyncOpenAI) -> str:
+    stream = await client.chat.completions.create(**STREAMED)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def said_by(client: anthropic.AsyncAnthropic) -> str:
+    async with client.messages.stream(model="tiny", max_tokens=3, messages=MESSAGES) as stream:
+        return "".join([text async for text in stream.text_stream])
+
+
 async def test_openai_sees_failures_as_its_own_errors() -> None:
     async with replica(cut) as a, gateway(a) as g, open_ai(g.port) as client:
         with pytest.raises(openai.InternalServerError) as caught:
@@ -53,31 +63,24 @@ async def test_openai_sees_failures_as_its_own_errors() -> None:
         assert (caught.value.status_code, caught.value.code) == (502, "upstream")
         with pytest.raises(openai.NotFoundError):
             await client.chat.completions.create(model="nope", messages=MESSAGES)
-    broken = [*GOOD_STREAM[:2], error_event(500), b"0\r\n\r\n"]
-    for stream_bytes in (
-        broken,
-        [*GOOD_STREAM[:2], event("x", "abort"), b"0\r\n\r\n"],
-        [*GOOD_STREAM[:2], b"0\r\n\r\n"],
-    ):
-        async with replica(playing(stream_bytes)) as a, gateway(a) as g, open_ai(g.port) as client:
+    for rest in (error_event(500), event("x", "abort"), b""):
+        script = playing([*GOOD_STREAM[:2], rest, b"0\r\n\r\n"])
+        async with replica(script) as a, gateway(a) as g, open_ai(g.port) as client:
             with pytest.raises(openai.APIError):  # a status, or an event when the stream was committed before
-                async for _ in await client.chat.completions.create(**STREAMED):
-                    pass
+                await text_of(client)
 
 
 async def test_anthropic_stream_and_errors() -> None:
     _, _, recorded = reads("sse-responses-messages-n.txt", 1)
     async with replica(playing(recorded)) as a, gateway(a) as g, claude(g.port) as client:
-        async with client.messages.stream(model="tiny", max_tokens=3, messages=MESSAGES) as stream:
-            assert "".join([text async for text in stream.text_stream]) == "fterven()"
+        assert await said_by(client) == "fterven()"
         with pytest.raises(anthropic.NotFoundError) as caught:
             await client.messages.create(model="nope", max_tokens=3, messages=MESSAGES)
         assert "does not exist" in caught.value.message
-    async with replica(playing([*recorded[:4], b"0\r\n\r\n"])) as a, gateway(a) as g, claude(g.port) as client:
+    cut_short = playing([*recorded[:4], b"0\r\n\r\n"])
+    async with replica(cut_short) as a, gateway(a) as g, claude(g.port) as client:
         with pytest.raises(anthropic.APIError):
-            async with client.messages.stream(model="tiny", max_tokens=3, messages=MESSAGES) as stream:
-                async for _ in stream.text_stream:
-                    pass
+            await said_by(client)
     busy = whole(b"503 Service Unavailable", b'{"error":{"message":"busy","type":"Service Unavailable","code":503}}')
     async with replica(playing([busy])) as a, gateway(a) as g, claude(g.port) as client:
         with pytest.raises(anthropic.InternalServerError) as refused:
