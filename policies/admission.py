@@ -31,7 +31,10 @@ class SizeFairness:
     def quartile(self, prompt_tokens: int) -> int:
         if self._edges is None:
             return 0
-        return sum(prompt_tokens > edge for edge in self._edges)
+        low, middle, high = self._edges
+        if prompt_tokens <= middle:
+            return 0 if prompt_tokens <= low else 1
+        return 2 if prompt_tokens <= high else 3
 
     def arrived(self, prompt_tokens: int) -> None:
         self._recent.append(prompt_tokens)
@@ -41,9 +44,8 @@ class SizeFairness:
             n = len(ordered)
             self._edges = (ordered[n // 4], ordered[n // 2], ordered[(3 * n) // 4])
             self._until_sort = 32
-        for i in range(4):
-            self.offered[i] *= MEMORY
-            self.shed[i] *= MEMORY
+        self.offered = [x * MEMORY for x in self.offered]
+        self.shed = [x * MEMORY for x in self.shed]
         self.offered[self.quartile(prompt_tokens)] += 1.0
 
     def refused(self, prompt_tokens: int) -> None:

@@ -17,6 +17,7 @@ from policies.admission import SizeFairness, StickyRefusals
 from policies.dispatching import Dispatcher
 from policies.fleet_state import Pool, Replica
 from policies.model import Abort, Choice, Decision, Hold, Outcome, Shed, Usage
+from policies.predictor import LARGEST_MARGIN
 from policies.price import Price
 from policies.queue import HeldQueue
 from policies.settings import Settings
@@ -69,10 +70,12 @@ class LateBinding:
             return [*before, self.refuse(tracked, "infeasible", now)]
         if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
-            if self.price.too_dear(request.prompt_tokens, cost, self._capacity(pool), now):
+            if self.price.due(now):
+                self.price.set(self._capacity(pool), now)
+            if self.price.too_dear(request.prompt_tokens, cost, now):
                 return [*before, self.refuse(tracked, "infeasible", now, late=False)]
         if first and self.settings.working_set and self.working_set.known(request) is None:
-            tracked.newcomer = not self._fits_working_set(tracked, pool, now)
+            tracked.newcomer = request.prompt_tokens > self._newcomers_room(pool, now)
         sent = None if tracked.newcomer else self._send_if_room(tracked, pool, choice, now)
         if sent is not None:
             return [*before, *sent]
@@ -128,9 +131,13 @@ class LateBinding:
         looks = LOOKS
         while looks > 0 and self.queue.count and self._anyone_has_room(now):
             sent = None
+            room: dict[int, float] = {}  # for newcomers, by pool
             for tracked in self.queue.in_order(now):
                 if tracked.newcomer:
-                    if not self._fits_working_set(tracked, self.dispatcher.fleet.pool(tracked.request), now):
+                    pool = self.dispatcher.fleet.pool(tracked.request)
+                    if id(pool) not in room:
+                        room[id(pool)] = self._newcomers_room(pool, now)
+                    if tracked.request.prompt_tokens > room[id(pool)]:
                         continue
                     tracked.newcomer = False
                 wanted = tracked.preferred
@@ -199,11 +206,13 @@ class LateBinding:
         self.dispatcher.sight.look(pool, tracked, now)
         deadline = tracked.request.ttft_deadline
         if self.settings.admission and feasible_only and deadline is not None:
-            left, margins, name = deadline - now, self.dispatcher.margins, tracked.request.service_class
-            late = [r for r in pool.open if r.view.available and margins.bound(name, r.ttft_s) > left]
-            if late and len(late) < len(pool.open):
-                for replica in late:
-                    replica.view.available = False
+            left = deadline - now
+            if self.dispatcher.sight.worst_ttft_s * LARGEST_MARGIN > left:
+                margins, name = self.dispatcher.margins, tracked.request.service_class
+                late = [r for r in pool.open if r.view.available and margins.bound(name, r.ttft_s) > left]
+                if late and len(late) < len(pool.open):
+                    for replica in late:
+                        replica.view.available = False
         return self.dispatcher.policy.choose(tracked.request, pool.view, now)
 
     def _send_if_room(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> list[Decision] | None:
@@ -237,9 +246,9 @@ class LateBinding:
             tracked.last_context = self.working_set.began(tracked.request, now)
         return decision
 
-    def _fits_working_set(self, tracked: Tracked, pool: Pool, now: float) -> bool:
-        capacity = sum(r.kv.capacity or 0.0 for r in pool.open)
-        return self.working_set.fits(float(tracked.request.prompt_tokens), capacity, now)
+    def _newcomers_room(self, pool: Pool, now: float) -> float:
+        """Tokens of context a new conversation may bring."""
+        return self.working_set.headroom(sum([r.kv.capacity or 0.0 for r in pool.open]), now)
 
     def _basic_room(self, replica: Replica, now: float) -> bool:
         """Room for anything at all; the KV of one request is checked apart."""
@@ -302,8 +311,8 @@ class LateBinding:
     def _set_latest_start(self, tracked: Tracked, pool: Pool) -> None:
         """Deadline minus margin x the best service any open replica offers; from the views of the last look."""
         request = tracked.request
-        best = min((r.prefill.overhead_s + r.service_s for r in pool.open), default=0.0)
-        tracked.service_s = min((r.service_s for r in pool.open), default=0.0)
+        best = self.dispatcher.sight.best_start_s
+        tracked.service_s = self.dispatcher.sight.best_service_s
         margined = self.dispatcher.margins.bound(request.service_class, best) if self.settings.admission else 0.0
         latest = request.received_at + self.settings.default_max_wait_s
         if request.ttft_deadline is not None:

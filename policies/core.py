@@ -279,6 +279,7 @@ class Balancer:
         """All that ran on it is gone; the shell will report each attempt as failed."""
         there = [t for t in self._open.values() if t.replica is replica and t.charge is not None]
         replica.ledger.restart([t.charge for t in there if t.charge is not None])
+        replica.changed(self._now)
         replica.fill.clear()
         replica.kv.restarted()
         self.dispatcher.affinity.restarted(replica.id)
@@ -292,8 +293,8 @@ class Balancer:
             if t.replica is replica and t.charge is not None
         )
         replica.kv.scraped(event, growth, self.settings)
+        replica.changed(self._now)
         if replica.kv.capacity is not None:
-            replica.view.kv_capacity_tokens = replica.kv.capacity
             self.dispatcher.affinity.capacity(replica.id, replica.kv.capacity)
         if event.adapters_running or event.adapters_waiting or event.max_adapters is not None:
             loaded = frozenset(event.adapters_running) | frozenset(event.adapters_waiting)

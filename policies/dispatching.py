@@ -6,6 +6,8 @@ whose connect then fails was counted as load for that long, which is what keeps 
 
 from __future__ import annotations
 
+import heapq
+
 from policies.affinity import Affinity
 from policies.fleet_state import Fleet, Pool, Replica
 from policies.ledger import Charge
@@ -63,6 +65,7 @@ class Dispatcher:
         if ledger.live_decodes == 0:
             replica.pace.clear(now)
         replica.pace.spend(service, now)
+        replica.changed(now)
         self.affinity.dispatched(request, replica.id, self.sight.last, choice.reason, service, now)
         if tracked.service_class.fill_only:
             replica.fill[request.id] = tracked
@@ -87,6 +90,7 @@ class Dispatcher:
             tokens, context = sum(c.uncached_tokens for c in done), sum(c.context for c in done)
             replica.prefill.add(tokens, context, now - since, self.fleet.prior)
             self.fleet.prior.add(tokens, context, now - since, None)
+        replica.changed(now)
         ttft = now - charge.dispatched_at
         if charge.clocked and not charge.stale:
             self.margins.observe(request.service_class, ttft, max(tracked.predicted_ttft_s, 1e-3))
@@ -99,6 +103,7 @@ class Dispatcher:
         if replica is None or charge is None:
             return
         replica.ledger.release(request.id, charge, now)
+        replica.changed(now)
         replica.fill.pop(request.id, None)
         if request.streams:
             replica.pace.leave(request.tpot_s)
@@ -114,14 +119,12 @@ class Dispatcher:
         if self.settings.alternatives <= 0:
             return ()
         scores = dict(choice.scores)
-        others = [r.view for r in pool.open if r is not chosen]
+        others = [(scores.get(r.id, 0.0), i, r.view) for i, r in enumerate(pool.open) if r is not chosen]
         if len(others) > self.settings.alternatives:
-            others = sorted(others, key=lambda v: scores.get(v.id, float("inf")))[: self.settings.alternatives]
+            others = heapq.nsmallest(self.settings.alternatives, others)
         return tuple(
             [
-                Alternative(
-                    v.id, scores.get(v.id, 0.0), int(v.cached_tokens + 0.5), v.predicted_ttft_s, v.scraped_age_s
-                )
-                for v in others
+                Alternative(v.id, score, int(v.cached_tokens + 0.5), v.predicted_ttft_s, v.scraped_age_s)
+                for score, _, v in others
             ]
         )

@@ -48,8 +48,8 @@ class Replica:
         self.ttft_s = 0.0  # with the wait for the pace before that
         self.view = ReplicaView(event.replica_id)
         self.view.prefill_rate = self.prefill.rate
-        self.view.kv_capacity_tokens = self.kv.capacity
         self.described(event)
+        self.changed(now)
 
     def described(self, event: Added) -> None:
         """What configuration says, at first and again when it changes."""
@@ -75,6 +75,13 @@ class Replica:
         if self.slow_start_s <= 0.0 or now - self.added_at >= self.slow_start_s:
             return 1.0
         return max(0.1, (now - self.added_at) / self.slow_start_s)
+
+    def changed(self, now: float) -> None:
+        """Its ledger or its scrape changed: brings the parts of the view up to date that no request changes."""
+        view, ledger = self.view, self.ledger
+        view.in_flight, view.live_decodes, view.kv_tokens = ledger.in_flight, ledger.live_decodes, ledger.kv_tokens
+        view.kv_capacity_tokens = self.kv.capacity
+        view.kv_free_tokens = self.kv.free(ledger.kv_tokens, now)
 
     def snapshot(self, now: float) -> dict[str, float | bool | None]:
         """Plain values for metrics; seconds, tokens, shares."""
@@ -104,13 +111,14 @@ class Replica:
 class Pool:
     """The replicas that serve one model or adapter, in order of addition."""
 
-    __slots__ = ("by_id", "open", "replicas", "view")
+    __slots__ = ("by_id", "open", "replicas", "up", "view")
 
     def __init__(self, replicas: list[Replica]) -> None:
         self.replicas = replicas
         self.view = FleetView([r.view for r in replicas])
         self.by_id = {r.id: r for r in replicas}
         self.open: list[Replica] = []  # may be dispatched to
+        self.up: list[bool] = []  # the same, beside `replicas`
 
     def refresh(self, panic_share: float) -> None:
         up = [r for r in self.replicas if not r.down and not r.ejected]
@@ -118,6 +126,7 @@ class Pool:
             # panic: a mostly ejected fleet is a wrong verdict, not a dead fleet
             up = [r for r in self.replicas if not r.down]
         self.open = up
+        self.up = [r in up for r in self.replicas]
 
 
 class Fleet:

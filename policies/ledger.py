@@ -82,6 +82,19 @@ class WorkLedger:
             return max(0.0, self._queued_s - min(head.service_s, max(0.0, now - self._head_since)))
         return 0.0
 
+    def both(self, now: float) -> tuple[float, float]:
+        """`backlog` and `backlog_s` at once: asked of every replica for every decision."""
+        if self._unclocked:
+            self._settle(now)
+        for head in self._pending.values():
+            elapsed = now - self._head_since
+            if elapsed >= head.service_s:
+                return self._queued - head.uncached_tokens, self._queued_s - head.service_s
+            if elapsed <= 0.0:
+                return self._queued, self._queued_s
+            return self._queued - head.uncached_tokens * elapsed / head.service_s, self._queued_s - elapsed
+        return 0.0, 0.0
+
     @property
     def prefilling(self) -> bool:
         return bool(self._pending)

@@ -65,6 +65,11 @@ class Pace:
     def tightest_s(self) -> float | None:
         return min(self._objectives) if self._objectives else None
 
+    @property
+    def may_wait(self) -> bool:
+        """False where `wait` is known to be 0 without asking."""
+        return self.closed or self._fixed
+
     def wait(self, now: float) -> float:
         """Seconds until it may spend, as far as can be told; 0 when it may now. Ask only while streams are live."""
         if self._fixed:

@@ -16,18 +16,19 @@ from dataclasses import dataclass
 FORGET = 0.98  # per sample: a memory of about 50
 PSEUDO = 8.0  # weight of the fleet's view in a replica's fit, in samples
 WINSOR = 4.0  # a sample counts at most this many times what was predicted: peers or priorities break FCFS
+LARGEST_MARGIN = 4.0  # a margin there means the predictor is broken
 KILO, CONTEXT = 1e3, 1e8  # units of the two regressors: keep the sums of one size
 
 
 class PrefillFit:
     """s = a + b u + c u (h + u/2): overhead, linear layers, attention of u new tokens to the h cached before them."""
 
-    __slots__ = ("_b", "_c", "_sums", "overhead_s", "rate")
+    __slots__ = ("_sums", "overhead_s", "per_context_s", "per_token_s", "rate")
 
     def __init__(self, rate: float, overhead_s: float) -> None:
         self.rate = rate  # tokens/s over the mix seen
         self.overhead_s = overhead_s
-        self._b, self._c = KILO / rate, 0.0
+        self.per_token_s, self.per_context_s = 1.0 / rate, 0.0  # b, c
         self._sums = [0.0] * 9  # weighted: 1, x, z, s, xx, xz, zz, xs, zs
 
     @property
@@ -36,17 +37,17 @@ class PrefillFit:
 
     def seconds(self, uncached: float, cached: float) -> float:
         """Prefill seconds of one request alone, without overhead."""
-        return (self._b * uncached / KILO) + self._c * uncached * (cached + 0.5 * uncached) / CONTEXT
+        return uncached * (self.per_token_s + self.per_context_s * (cached + 0.5 * uncached))
 
     def add(self, tokens: float, context: float, seconds: float, prior: PrefillFit | None) -> None:
         """One busy period: `tokens` computed, `context` the sum of u (h + u/2) over its requests."""
         x, z = tokens / KILO, context / CONTEXT
-        expected = self.overhead_s + self._b * x + self._c * z
+        expected = self.overhead_s + self.per_token_s * tokens + self.per_context_s * context
         s = min(seconds, WINSOR * expected) if self._sums[0] > 0.0 else seconds
         w = 1.0 / max(expected, 0.02)  # the error grows with the length
         sums = self._sums
-        for i, value in enumerate((1.0, x, z, s, x * x, x * z, z * z, x * s, z * s)):
-            sums[i] = sums[i] * FORGET + w * value
+        new = (w, w * x, w * z, w * s, w * x * x, w * x * z, w * z * z, w * x * s, w * z * s)
+        self._sums = sums = [FORGET * old + more for old, more in zip(sums, new, strict=True)]
         if prior is not None and prior._sums[0] > 0.0:
             k = PSEUDO * w / prior._sums[0]
             self._solve([a + k * b for a, b in zip(sums, prior._sums, strict=True)])
@@ -55,7 +56,8 @@ class PrefillFit:
 
     def adopt(self, prior: PrefillFit) -> None:
         """Start from what the fleet knows."""
-        self.rate, self.overhead_s, self._b, self._c = prior.rate, prior.overhead_s, prior._b, prior._c
+        self.rate, self.overhead_s = prior.rate, prior.overhead_s
+        self.per_token_s, self.per_context_s = prior.per_token_s, prior.per_context_s
 
     def _solve(self, m: list[float]) -> None:
         """Least squares with non-negative coefficients: the largest set of regressors that gives them."""
@@ -74,7 +76,7 @@ class PrefillFit:
             a, b, c = (s * xx - xs * x) / det, (n * xs - x * s) / det, 0.0
         if min(a, b, c) < 0.0 or b <= 0.0:
             a, b, c = 0.0, s / x, 0.0
-        self.overhead_s, self._b, self._c = a, b, c
+        self.overhead_s, self.per_token_s, self.per_context_s = a, b / KILO, c / CONTEXT
         self.rate = KILO * x / (b * x + c * z)
 
 
@@ -93,7 +95,7 @@ class Margin:
     def observe(self, actual_s: float, predicted_s: float) -> None:
         late = 1.0 if actual_s > self.q * predicted_s else 0.0
         self.samples += 1
-        self.q = min(4.0, max(0.8, self.q * math.exp(self._eta * (late - self._miss))))
+        self.q = min(LARGEST_MARGIN, max(0.8, self.q * math.exp(self._eta * (late - self._miss))))
 
 
 @dataclass(slots=True)

@@ -38,14 +38,13 @@ class Price:
     def active(self) -> bool:
         return min(self.thresholds) < FREE
 
-    def too_dear(self, prompt_tokens: int, cost: float, capacity: float, now: float) -> bool:
-        """At arrival. cost: prefill seconds / weight; capacity: prefill seconds per second of the fleet."""
+    def due(self, now: float) -> bool:
+        """Whether the thresholds should be set again before the next question."""
+        return now - self._set_at >= EVERY_S
+
+    def too_dear(self, prompt_tokens: int, cost: float, now: float) -> bool:
+        """At arrival. cost: prefill seconds / weight."""
         self._arrivals.append((now, cost, prompt_tokens))
-        while self._arrivals[0][0] < now - WINDOW_S:
-            self._arrivals.popleft()
-        if now - self._set_at >= EVERY_S:
-            self._set_at = now
-            self._set(capacity, now)
         return cost > self.thresholds[self.fairness.quartile(prompt_tokens)]
 
     def refused_late(self) -> None:
@@ -54,9 +53,13 @@ class Price:
     def dispatched(self) -> None:
         self.factor = min(HIGHEST, self.factor * (1.0 + STEP * TARGET_LATE))
 
-    def _set(self, capacity: float, now: float) -> None:
+    def set(self, capacity: float, now: float) -> None:
+        """New thresholds from the arrivals of the window. capacity: prefill seconds per second of the fleet."""
+        self._set_at = now
+        while self._arrivals and self._arrivals[0][0] < now - WINDOW_S:
+            self._arrivals.popleft()
         count = len(self._arrivals)
-        span = max(now - self._arrivals[0][0], 1.0)
+        span = max(now - self._arrivals[0][0], 1.0) if count else 1.0
         budget = self.factor * capacity * span
         if count < LEAST_ARRIVALS or sum(a[1] for a in self._arrivals) <= budget:
             self.thresholds = [FREE] * 4

@@ -20,6 +20,9 @@ class Sight:
         self.affinity = affinity
         self.settings = settings
         self.last = Look([], [], affinity.homes.place((), None, 0.0))
+        # over the open replicas, for the request looked at last:
+        self.best_service_s = self.best_start_s = 0.0  # its least prefill, without and with overhead
+        self.worst_ttft_s = 0.0  # its longest wait for a first token, without what is parked
 
     def look(self, pool: Pool, tracked: Tracked, now: float) -> None:
         """O(chain + replicas). `last` holds what the index said."""
@@ -27,35 +30,46 @@ class Sight:
         prompt = float(request.prompt_tokens)
         look = self.last = self.affinity.look(request, now)
         known, tried, holds = look.cached_tokens, tracked.tried, self.settings.holds
-        for replica in pool.replicas:
+        best_service = best_start = float("inf")
+        worst = 0.0
+        for replica, up in zip(pool.replicas, pool.up, strict=True):
             view, ledger, fit = replica.view, replica.ledger, replica.prefill
             cached = known[replica.slot]
             uncached = prompt - cached
-            service = replica.service_s = fit.seconds(uncached, cached)
+            # PrefillFit.seconds, unrolled: this loop is the cost of a decision
+            service = uncached * (fit.per_token_s + fit.per_context_s * (cached + 0.5 * uncached))
+            start = fit.overhead_s + service
+            replica.service_s = service
             rate = fit.rate
             if ledger.prefilling:
-                backlog, ahead = ledger.backlog(now), ledger.backlog_s(now)
+                backlog, ahead = ledger.both(now)
             else:
                 backlog = ahead = 0.0
             if replica.peers is not None:
                 peers = replica.peers_tokens(now)
                 backlog += peers
                 ahead += peers / rate
-            replica.engine_ttft_s = ttft = fit.overhead_s + ahead + service
+            replica.engine_ttft_s = ttft = start + ahead
             if holds:
                 pace = replica.pace
-                if ledger.live_decodes:
+                if pace.may_wait and ledger.live_decodes:
                     wait = pace.wait(now)
                     ttft += wait
                     backlog += wait * rate
                 replica.ttft_s = ttft
+                if up:
+                    if service < best_service:
+                        best_service = service
+                    if start < best_start:
+                        best_start = start
+                    if ttft > worst:
+                        worst = ttft
                 if replica.parked_s:
                     own = tracked.parked_s if tracked.preferred is replica else 0.0
                     parked = (replica.parked_s - own) / pace.rate
                     ttft += parked
                     backlog += parked * rate
-            view.available = False
-            view.in_flight, view.live_decodes, view.kv_tokens = ledger.in_flight, ledger.live_decodes, ledger.kv_tokens
+            view.available = up
             view.prefill_backlog_tokens = backlog
             view.cached_tokens = cached
             view.uncached_tokens = uncached
@@ -63,15 +77,21 @@ class Sight:
             view.predicted_ttft_s = ttft
             if replica.scraped is not None:
                 view.scraped_age_s = now - replica.scraped.at
-            if replica.kv.capacity is not None:
-                view.kv_free_tokens = replica.kv.free(ledger.kv_tokens, now)
-        for replica in pool.open:
-            replica.view.available = not tried or replica.id not in tried
+        self.worst_ttft_s = worst
+        if pool.open:
+            self.best_service_s, self.best_start_s = best_service, best_start
+        else:
+            self.best_service_s = self.best_start_s = 0.0
+        for name in tried:
+            known_replica = pool.by_id.get(name)
+            if known_replica is not None:
+                known_replica.view.available = False
         order = look.placement.order
         if order:
             replicas, homes, rank = pool.by_id, look.placement.homes, 0
             for name in order:
                 found = replicas.get(name)
                 if found is not None:
-                    found.view.preference_rank, found.view.homes = rank, homes
+                    view = found.view
+                    view.preference_rank, view.homes = rank, homes
                     rank += 1

@@ -57,12 +57,12 @@ class WorkingSet:
         """The conversation this request continues, if it is alive."""
         return self._alive.get(self._key(request))
 
-    def fits(self, tokens: float, capacity_tokens: float, now: float) -> bool:
-        """Whether a new conversation with this much context may begin. Unknown capacity (0) keeps nobody out."""
+    def headroom(self, capacity_tokens: float, now: float) -> float:
+        """Tokens of context a new conversation may bring now. Unknown capacity (0) keeps nobody out."""
         self._expire(now)
-        if capacity_tokens <= 0.0 or not self.enforced or not self._alive:
-            return True
-        return self.tokens + tokens <= self.share * capacity_tokens
+        if capacity_tokens <= 0.0 or not self._alive or not self.enforced:
+            return float("inf")
+        return self.share * capacity_tokens - self.tokens
 
     def began(self, request: Request, now: float) -> float:
         """A turn was dispatched. Answers the context its conversation had before, in tokens."""
@@ -128,8 +128,9 @@ class WorkingSet:
 
     def _expire(self, now: float) -> None:
         limit = now - PATIENCE * self.think_s
-        for conversation in list(self._alive.values())[:8]:  # a few per call: the sum is an expectation anyway
-            if conversation.seen_at >= limit:
+        for _ in range(8):  # a few per call: the sum is an expectation anyway
+            conversation = next(iter(self._alive.values()), None)
+            if conversation is None or conversation.seen_at >= limit:
                 return
             if conversation.open:
                 self._alive.move_to_end(conversation.key)

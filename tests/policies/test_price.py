@@ -14,7 +14,9 @@ def offer(price: Price, seconds: float, per_s: float, capacity: float, seed: int
     for n in range(int(seconds * per_s)):
         tokens = rng.choice([1000, 2000, 4000, 16000]) + rng.randint(0, 9)
         price.fairness.arrived(tokens)
-        refused = price.too_dear(tokens, tokens / 10_000, capacity, n / per_s)
+        if price.due(n / per_s):
+            price.set(capacity, n / per_s)
+        refused = price.too_dear(tokens, tokens / 10_000, n / per_s)
         if refused:
             price.fairness.refused(tokens)
         out.append((tokens, tokens / 10_000, refused))
@@ -64,7 +66,7 @@ def test_after_the_burst_the_price_is_gone() -> None:
     price = Price(SizeFairness(2.0))
     offer(price, 40, 20, capacity=4.0)
     assert price.active
-    price.too_dear(1000, 0.1, 4.0, 40 + 31)
+    price.set(4.0, 40 + 31)
     assert not price.active
 
 

@@ -8,6 +8,10 @@ from policies.working_set import WorkingSet
 CAPACITY = 100_000.0
 
 
+def fits(ws: WorkingSet, tokens: float, capacity: float, now: float) -> bool:
+    return tokens <= ws.headroom(capacity, now)
+
+
 def turn(session: str | None, tokens: int, chain: tuple[int, ...] = ()) -> Request:
     return Request(f"{session}-{tokens}", session=session, prompt_tokens=tokens, chain=chain)
 
@@ -32,7 +36,7 @@ def test_nobody_is_kept_out_before_conversations_are_seen_to_return() -> None:
     ws = WorkingSet(0.7)
     converse(ws, "one", 3, 0.0)
     assert not ws.enforced
-    assert ws.fits(10 * CAPACITY, CAPACITY, 20.0)
+    assert fits(ws, 10 * CAPACITY, CAPACITY, 20.0)
 
 
 def test_a_new_conversation_waits_while_those_that_are_alive_fill_the_caches() -> None:
@@ -40,24 +44,24 @@ def test_a_new_conversation_waits_while_those_that_are_alive_fill_the_caches() -
     assert ws.enforced
     for n in range(6):  # 6 open turns of 10,000 tokens
         ws.began(turn(f"live{n}", 10_000), at)
-    assert ws.fits(5_000, CAPACITY, at)
-    assert not ws.fits(20_000, CAPACITY, at)
-    assert ws.fits(20_000, 0.0, at)  # unknown capacity
+    assert fits(ws, 5_000, CAPACITY, at)
+    assert not fits(ws, 20_000, CAPACITY, at)
+    assert fits(ws, 20_000, 0.0, at)  # unknown capacity
 
 
 def test_a_conversation_that_does_not_come_back_makes_room() -> None:
     ws, at = returning()
     for n in range(6):
         converse(ws, f"live{n}", 2, at)
-    assert not ws.fits(60_000, CAPACITY, at + 12.0)
-    assert ws.fits(60_000, CAPACITY, at + 600.0)
+    assert not fits(ws, 60_000, CAPACITY, at + 12.0)
+    assert fits(ws, 60_000, CAPACITY, at + 600.0)
 
 
 def test_where_most_conversations_have_one_turn_nobody_is_kept_out() -> None:
     ws, at = WorkingSet(0.7), 0.0
     for n in range(200):
         at = converse(ws, f"single{n}", 1, at)
-        ws.fits(0.0, CAPACITY, at)
+        fits(ws, 0.0, CAPACITY, at)
     assert not ws.enforced
 
 
