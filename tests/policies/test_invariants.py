@@ -46,7 +46,7 @@ STEPS = st.lists(
 ARMS = st.sampled_from(
     ["forebay", "round_robin", "least_work+admission", "lmetric+pacing", "least_request+admission+pacing"]
 )
-COMMON = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+COMMON = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Shell:
                 tokens = 100 + 37 * n
                 request = Request(
                     f"r{self.made}", tenant=f"t{n % 2}", session=f"s{n % 5}", received_at=self.now,
-                    prompt_bytes=4 * tokens, prompt_tokens=tokens, chain=tuple(range(n % 7, n % 7 + tokens // 64)),
+                    prompt_bytes=4 * tokens, prompt_tokens=tokens, chain=tuple(1000 * (n % 7) + i for i in range(tokens // 64)),
                     streams=n % 4 != 0, generates=n % 11 != 0,
                 )  # fmt: skip
                 stamp(request, (INTERACTIVE, STANDARD, BATCH)[n % 3])
