@@ -137,9 +137,10 @@ class Shell:
         match what:
             case "submit":
                 tokens = 100 + 37 * n
+                chain = tuple(1000 * (n % 7) + i for i in range(tokens // 64))
                 request = Request(
                     f"r{self.made}", tenant=f"t{n % 2}", session=f"s{n % 5}", received_at=self.now,
-                    prompt_bytes=4 * tokens, prompt_tokens=tokens, chain=tuple(1000 * (n % 7) + i for i in range(tokens // 64)),
+                    prompt_bytes=4 * tokens, prompt_tokens=tokens, chain=chain,
                     streams=n % 4 != 0, generates=n % 11 != 0,
                 )  # fmt: skip
                 stamp(request, (INTERACTIVE, STANDARD, BATCH)[n % 3])
