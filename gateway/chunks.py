@@ -21,21 +21,22 @@ class ChunkError(ValueError):
 class ChunkDecoder:
     """Feed reads; get payload, the framed bytes it came in (None: not whole chunks), and whether the body ended."""
 
-    __slots__ = ("_left", "_tail", "_trailers", "rest")
+    __slots__ = ("_left", "_tail", "_trailers", "between", "rest")
 
     def __init__(self) -> None:
         self._tail = b""
         self._left = 0  # payload and CRLF still to come of a chunk handed on in pieces
         self._trailers = False
         self.rest = b""  # bytes after the end of the body
-
-    @property
-    def between(self) -> bool:
-        """Nothing is half read: the next byte starts a chunk."""
-        return not self._tail and not self._left and not self._trailers
+        self.between = True  # nothing is half read: the next byte starts a chunk
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None, bool]:
         """Raises ChunkError. Payload may be empty while a chunk is incomplete."""
+        fed = self._feed(data)
+        self.between = not (self._tail or self._left or self._trailers)
+        return fed
+
+    def _feed(self, data: bytes) -> tuple[bytes, bytes | None, bool]:
         if self._tail:
             data = self._tail + data
             self._tail = b""

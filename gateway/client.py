@@ -39,6 +39,10 @@ class Client(Protocol):
     paused: bool
     listener: Listener | None
 
+    @property
+    def raw(self) -> Callable[[bytes], None]:
+        """`write_framed` for all but the first write."""
+
     async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
         """The whole request body. Raises GatewayError (too_large, body_too_slow) or ClientGoneError."""
 
@@ -87,6 +91,10 @@ class SendClient:
         self.gone = False
         self._sender = asyncio.create_task(self._pump())
         self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def raw(self) -> Callable[[bytes], None]:
+        return self.write_framed
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
         parts: list[bytes] = []

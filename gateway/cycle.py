@@ -62,6 +62,7 @@ class SplicedCycle(RequestResponseCycle):
         self.waiting_for_100_continue = expect_100_continue
         self.parts: list[bytes] = []
         self.framed = scope["http_version"] == "1.1"
+        self.raw = transport.write
         self.logger = protocol.logger
         self.access_logger = protocol.access_logger
         self.access_log = protocol.access_log

@@ -9,9 +9,9 @@ of the API's own form and no terminal event. Answers that are not streamed are c
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from enum import Enum
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from gateway import retry
@@ -49,7 +49,7 @@ class Relay:
     """`http1.Receiver` of one attempt, and a `pulses.Live` stream once content came."""
 
     __slots__ = (
-        "_collected", "_framed", "_held", "_held_framed", "_parked", "_size", "_terminal", "_withhold", "broke",
+        "_collected", "_framed", "_held", "_held_framed", "_parked", "_raw", "_size", "_terminal", "_withhold", "broke",
         "client", "connection", "content_events", "dispatched_at", "exchange", "first_at", "head", "last_at",
         "last_event_at", "longest_gap_s", "meter", "mode", "over", "passing", "scan", "tpot_s",
     )  # fmt: skip
@@ -70,6 +70,7 @@ class Relay:
         self.passing = False  # committed: bytes of this attempt reached the client
         self.broke: Failure | None = None  # a failure inside the stream, after commit
         self._framed = exchange.client.framed
+        self._raw = exchange.client.raw
         self._withhold = exchange.call.withholds_usage
         self._held: list[bytes] = []
         self._held_framed: list[bytes] | None = []  # the same with its framing, while that is untouched
@@ -93,7 +94,7 @@ class Relay:
         self.mode = Mode.COLLECT
 
     def on_data(self, payload: bytes, framed: bytes | None) -> None:
-        now = time.monotonic()
+        now = monotonic()
         scan = self.scan
         if (
             self.passing
@@ -117,7 +118,7 @@ class Relay:
                 meter.idle_gaps += 1
                 meter.idle_sum_s += gap
             if framed is not None and self._framed:
-                self.client.write_framed(framed)
+                self._raw(framed)
             else:
                 self.client.write(payload)
             return
@@ -321,7 +322,7 @@ class Relay:
         self.mode = Mode.PASS
         head = self.head
         assert head is not None
-        self.exchange.commit(head, head.length, time.monotonic())
+        self.exchange.commit(head, head.length, monotonic())
         if self._collected:
             self.client.write(b"".join(self._collected))
             self._collected.clear()

@@ -43,12 +43,12 @@ class EventScanner:
     """Reads one stream. `prefix`, `at` and `suffix` are the template, public so that the hot path can test them."""
 
     __slots__ = (
-        "_api", "_carry", "at", "error", "events", "finish", "first_id", "forced_usage", "prefix", "suffix", "usage",
+        "_api", "at", "carry", "error", "events", "finish", "first_id", "forced_usage", "prefix", "suffix", "usage",
     )  # fmt: skip
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._carry = b""
+        self.carry = b""  # the incomplete event at the end of what was fed
         self.prefix = _UNSET
         self.at = 1
         self.suffix = _UNSET
@@ -59,11 +59,6 @@ class EventScanner:
         self.forced_usage = False  # running usage that nobody asked for: the replica adds usage by itself
         self.first_id = ""  # id of a response object, for affinity
 
-    @property
-    def carry(self) -> bytes:
-        """The incomplete event at the end of what was fed."""
-        return self._carry
-
     def usual(self, payload: bytes) -> bool:
         """Whether this is exactly one content event of the known shape."""
         return (
@@ -71,14 +66,14 @@ class EventScanner:
             and payload.endswith(self.suffix)
             and payload.find(b"\n\n") == len(payload) - 2
             and payload[self.at] != 0x22
-            and not self._carry
+            and not self.carry
         )
 
     def split(self, payload: bytes) -> list[tuple[bytes, int]]:
         """Complete events with their classes; what is incomplete waits. Raises ValueError for an endless event."""
-        if self._carry:
-            payload = self._carry + payload
-            self._carry = b""
+        if self.carry:
+            payload = self.carry + payload
+            self.carry = b""
         found: list[tuple[bytes, int]] = []
         at, size = 0, len(payload)
         while at < size:
@@ -89,8 +84,8 @@ class EventScanner:
             elif end >= 0:
                 end += 2
             else:
-                self._carry = payload[at:]
-                if len(self._carry) > MAX_EVENT_BYTES:
+                self.carry = payload[at:]
+                if len(self.carry) > MAX_EVENT_BYTES:
                     raise ValueError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
                 break
             event = payload[at:end]

@@ -24,16 +24,17 @@ class Written:
 
     def __init__(self, framed: bool) -> None:
         self.framed, self.paused, self.ended = framed, False, False
-        self.raw = b""
+        self.sent = b""
         self.payload = b""
+        self.raw = self.write_framed
 
     def write(self, payload: bytes) -> None:
         self.payload += payload
-        self.raw += b"%x\r\n%b\r\n" % (len(payload), payload)
+        self.sent += b"%x\r\n%b\r\n" % (len(payload), payload)
 
     def write_framed(self, framed: bytes) -> None:
         assert self.framed
-        self.raw += framed
+        self.sent += framed
         self.payload += dechunk(framed + b"0\r\n\r\n")
 
     def end(self) -> None:
@@ -104,7 +105,7 @@ def test_cut_at_every_byte(capture: str, section: int, path: str, content: int, 
         assert exchange.client.ended, cut
         if own:
             assert exchange.client.payload == expected, cut
-            assert exchange.client.raw + b"0\r\n\r\n" == whole.partition(b"\r\n\r\n")[2], cut
+            assert exchange.client.sent + b"0\r\n\r\n" == whole.partition(b"\r\n\r\n")[2], cut
         else:
             assert exchange.client.payload.endswith(b"data: [DONE]\n\n"), cut
         assert [r.failure for r in exchange.results] == [None], cut
@@ -151,7 +152,7 @@ def test_nothing_reaches_the_client_before_content() -> None:
     head_and_envelopes = chunks[:5]
     exchange, relay = play("/v1/responses", body, head_and_envelopes)
     assert exchange.head is None
-    assert exchange.client.raw == b""
+    assert exchange.client.sent == b""
     assert [r.failure.detail for r in exchange.results if r.failure] == ["early_end"]
     assert relay.content_events == 0
 
