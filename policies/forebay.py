@@ -1,8 +1,8 @@
 """forebay: the replica where the request causes the least delay, its own wait plus the harm to others, in seconds.
 
-J_i = T_i + (n_i + kappa) u_i / R_i + o d n_i + KV_i + adapter_i
-  T_i      predicted time to first token there: queue W_i, own uncached tokens u_i, at rate R_i
-  harm     the n_i requests in flight wait for u_i / R_i, and so do arrivals not yet seen, worth kappa
+J_i = T_i + (n_i + kappa) u_i / R + o d n_i + KV_i + adapter_i
+  T_i      predicted time to first token there: queue W_i, own uncached tokens u_i, at its own rate
+  harm     the n_i requests in flight wait for u_i / R (R: mean rate), and so do arrivals not yet seen, worth kappa
   crowding each of the o expected tokens is slower by d per neighbour, and theirs by us
   KV_i     tokens beyond the free ones less a reserve are computed again after a preemption, for everybody: steep and
            only on the overflow (the asymmetry of BalanceRoute, arXiv 2605.06113)
@@ -79,14 +79,16 @@ class Forebay:
         crowding = loaded * output * p.crowding_s
         unseen = p.kappa + 1.0 - loaded
         reserve, price = p.kv_reserve, p.kv_price if p.kv else 0.0
+        # one rate for what others wait: times n, the noise of each replica's own fit would outweigh its queue
+        common = len(replicas) / sum([r.prefill_rate for r in replicas])
         delays = []
         for r in replicas:
-            uncached, rate, free, n = r.uncached_tokens, r.prefill_rate, r.kv_free_tokens, r.in_flight
-            delay = loaded * r.predicted_ttft_s + (loaded * n + unseen) * (uncached / rate) + n * crowding
+            uncached, free, n = r.uncached_tokens, r.kv_free_tokens, r.in_flight
+            delay = loaded * r.predicted_ttft_s + (loaded * n + unseen) * uncached * common + n * crowding
             if free is not None and r.kv_capacity_tokens is not None:
                 overflow = uncached + output - free + reserve * r.kv_capacity_tokens
                 if overflow > 0.0:
-                    delay += price * overflow / rate
+                    delay += price * overflow * common
             delays.append(delay)
         if request.adapter is not None:
             for i, r in enumerate(replicas):

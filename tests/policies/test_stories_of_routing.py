@@ -183,7 +183,7 @@ def test_two_gateways_that_do_not_talk_send_a_cold_prefix_to_the_same_replica() 
     fleet = [f"r{i}" for i in range(8)]
     one, two = House(*fleet, seed=1), House(*fleet, seed=2)
     for house, other in ((one, "x"), (two, "y")):
-        for i in range(20):
+        for i in range(60):  # every replica has shown its speed
             house.serve(f"warm {other} {i}", prose(f"{other} {i}", 1000))
     agreed = [
         one.serve(f"cold {i}", prose(f"conversation {i}", 2000))
