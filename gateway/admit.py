@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,6 @@ class Admission:
     lease: Lease | None = None
     candidates: list[str] | None = None
     _told_first: bool = False
-    _head: list[bytes] = field(default_factory=list)
 
     def start(self, exchange: Exchange) -> None:
         self.proxy.budget.request()
@@ -67,6 +66,11 @@ class Admission:
         if self.candidates is None and not self._told_first:
             self._told_first = True
             self.proxy.scheduler.first_token(self.request.id, replica_id)
+
+    def forget(self) -> None:
+        """Committed: no other attempt follows, so a long stream need not hold its prompt."""
+        self.call.body, self.call.parts, self.call.document = b"", [], None
+        self.request.text = None
 
     def _next(self) -> Dispatch | Shed:
         assert self.candidates is not None
@@ -176,6 +180,8 @@ def admit(
     tighter = call.tighter
     stamp(request, service_class, ttft_s=tighter.ttft_s, tpot_s=tighter.tpot_s, e2e_s=tighter.deadline_s)
     _note(record, endpoint, request, config.policy.name)
+    if config.journal.prompt_samples:
+        record.sample = body
     candidates = proxy.available(name) if endpoint.kind is Kind.CHEAP else None
     if candidates is not None:
         random.shuffle(candidates)

@@ -235,6 +235,8 @@ class Exchange:
         """The head of a streamed or long answer, unless it went out early."""
         self._comment_at = 0.0
         self.record.committed_at = now
+        if self.admission is not None:
+            self.admission.forget()
         if not self.started:
             self.started = True
             self.record.status = head.status

@@ -295,3 +295,25 @@ async def test_shutdown_refuses_new_requests_and_finishes_streams() -> None:
         go_on.set()
         await client.reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         client.close()
+
+
+async def test_a_committed_stream_holds_its_prompt_no_longer() -> None:
+    go_on = asyncio.Event()
+
+    async def script(connection: Connection, request: Seen) -> None:
+        await connection.send(*GOOD_STREAM[:2])
+        await go_on.wait()
+        await connection.send(*GOOD_STREAM[2:])
+
+    async with replica(script) as a, gateway(a, settings="journal.prompt_samples = true") as g:
+        client = await g.connect()
+        await client.post("/v1/chat/completions", CHAT)
+        await client.reader.readuntil(b"a")
+        (exchange,) = g.proxy.live
+        assert exchange.admission is not None
+        call = exchange.admission.call
+        assert (call.body, call.parts, call.document, exchange.admission.request.text) == (b"", [], None, None)
+        go_on.set()
+        await client.reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert (await g.record()).sample == CHAT
+        client.close()
