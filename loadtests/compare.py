@@ -25,6 +25,7 @@ from loadtests.offer import OBJECTIVE_HELP, Offer, offer
 from loadtests.record import Record
 from loadtests.requests import Shape
 from loadtests.results import finite
+from loadtests.schedule import Schedule
 from loadtests.senders import LiveRun, SenderError
 from loadtests.start_state import StartState, StartStateError
 
@@ -153,17 +154,17 @@ def run_blocks(
     for block, seed in enumerate(seeds):
         for place, name in enumerate(pairing.order(list(by_name), block)):
             title = f"block {block + 1}/{len(seeds)} {name}"
-            run, records = run_once(console, plan, state, by_name[name], seed, load, title)
+            run, records = run_once(console, plan, state, by_name[name], plan.offer.schedule(seed, load), title)
             run["order"] = {"block": block, "place": place}
             runs.append((run, records))
     return runs
 
 
 def run_once(
-    console: Console, plan: Plan, state: StartState, arm: LiveArm, seed: int, load: float, title: str
+    console: Console, plan: Plan, state: StartState, arm: LiveArm, schedule: Schedule, title: str
 ) -> tuple[dict[str, Any], list[Record]]:
     """One run from the start state. Raises StartStateError, SenderError."""
-    schedule = plan.offer.schedule(seed, load)
+    seed, load = schedule.recipe.seed, schedule.recipe.load
     label = f"{arm.name}-{load:g}-{seed}".replace(" ", "")
     proof = asyncio.run(state.prepare(label, arm.policy, arm.url))
     before = asyncio.run(simulated.lag_counts(plan.replicas))

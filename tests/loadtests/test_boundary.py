@@ -1,0 +1,74 @@
+"""`forebay boundary`: what it writes and refuses; the search itself is tested on known capacities."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loadtests import boundary, cli
+from loadtests.record import Record
+from loadtests.schedule import Schedule
+from policies.objectives import Partition
+
+CAPACITY = {"round_robin": 1.0, "forebay": 2.0}
+
+
+def made_up(arms: list[str], *_: object) -> boundary.Runner:
+    def run(arm: str, schedule: Schedule) -> list[Record]:
+        """Everything is good up to the arm's capacity, nothing beyond."""
+        good = schedule.recipe.load <= CAPACITY[arm]
+        records = []
+        for row in schedule.rows:
+            record = Record(row.id, scheduled_s=row.at_s, complete=True, attempts=1)
+            record.partition = Partition.GOOD if good else Partition.SLOW_TTFT
+            record.end_s = (row.at_s or 0.0) + 0.1
+            records.append(record)
+        return records
+
+    return run
+
+
+def invoke(tmp_path: Path, *more: str):  # type: ignore[no-untyped-def]
+    arguments = [
+        "boundary", "--workload", "unique", "--window", "60", "--drain", "10", "--arm", "round_robin", "--arm",
+        "forebay", "--out", str(tmp_path), *more,
+    ]  # fmt: skip
+    return CliRunner().invoke(cli.build(["boundary"]), arguments)
+
+
+def test_the_ratio_of_two_boundaries_is_printed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boundary, "virtual_runner", made_up)
+    result = invoke(tmp_path, "--repeats", "2")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "boundary.json").read_text())
+    for arm, capacity in CAPACITY.items():
+        for one in found["boundaries"][arm]:
+            assert one["load"] <= capacity < one["above"] <= one["load"] * 1.05
+            assert one["confirmed"] is True
+    ratio, low, high = found["ratio_to_first"]["forebay"]
+    assert 1.9 < low <= ratio <= high < 2.1
+    assert found["ratio_to_first"]["round_robin"] == [1.0, 1.0, 1.0]
+
+
+def test_recovery_after_a_burst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boundary, "virtual_runner", made_up)
+    result = invoke(tmp_path, "--burst", "3x@20+10", "--from", "0.5", "--seeds", "1")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "boundary.json").read_text())
+    assert found["recoveries"]["forebay"][0]["recovered_after_s"] == 0.0
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    (["--burst", "3x@50+20"], "it must end before the window of 60 s does"),
+    (["--arm", "forebay+pace"], "unknown suffix 'pace'"),
+    (["--arm", "no_such_policy"], "policy 'no_such_policy' is unknown"),
+    (["--profile", "tpu"], "profile 'tpu' is neither built in"),
+    (["--from", "0"], "--from 0: a load above 0 would be right"),
+])  # fmt: skip
+def test_bad_usage_is_named(more: list[str], says: str, tmp_path: Path) -> None:
+    result = invoke(tmp_path, *more)
+    assert result.exit_code == 2
+    assert says in result.stderr
