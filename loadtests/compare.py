@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from loadtests import pairing, provenance, replay, retry, screen, senders, simulated
+from loadtests import engine_watch, pairing, provenance, replay, retry, screen, senders, simulated
 from loadtests.client import Target
 from loadtests.drive import Behaviour
 from loadtests.offer import OBJECTIVE_HELP, Offer, offer
@@ -168,6 +168,7 @@ def run_once(
     label = f"{arm.name}-{load:g}-{seed}".replace(" ", "")
     proof = asyncio.run(state.prepare(label, arm.policy, arm.url))
     before = asyncio.run(simulated.lag_counts(plan.replicas))
+    engine = asyncio.run(engine_watch.totals(plan.replicas))
     shape = replace(plan.shape, run_id=label, salt=state.salt_of(label))
     behaviour = replace(plan.behaviour, seed=seed)
     count = plan.workers or senders.workers_for(schedule, shape.stream, os.cpu_count() or 1, plan.time_scale)
@@ -176,6 +177,7 @@ def run_once(
     late = simulated.reasons(before, asyncio.run(simulated.lag_counts(plan.replicas)))
     if late:
         replay.invalidate(run, late)
+    run["engine"] = engine_watch.gained(engine, asyncio.run(engine_watch.totals(plan.replicas)))
     asyncio.run(state.warm(label, arm.url))
     run["start_state"] = proof
     run["setup"] = {"behaviour": behaviour_of(behaviour), "model": shape.model, "endpoint": shape.endpoint}

@@ -1,9 +1,9 @@
 """How long a fleet needs to be itself again after a burst or another disturbance.
 
 Recovered: the first time after the disturbance's end from which every 10 s bin (by scheduled time) keeps the target
-attainment for 30 s and the number of open requests is back under its p95 from before. Beside it: failed requests of
-the disturbance and of the time until recovery, and the goodput missed against the rate before. A run that never
-recovers is censored at its end, and says so. Bins without requests neither help nor hurt.
+attainment for 30 s and the mean number of open requests in it is back under its p95 from before. Beside it: failed
+requests of the disturbance and of the time until recovery, and the goodput missed against the rate before. A run that
+never recovers is censored at its end, and says so. Bins without requests neither help nor hurt.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def recovery(records: Sequence[Record], start_s: float, end_s: float, window_s: 
             offered[at] += 1
             good[at] += record.partition is Partition.GOOD
     before = range(int(start_s // BIN_S))
-    calm = [open_at(records, i * BIN_S) for i in before]
-    ceiling = quantile(sorted(calm), 0.95) if calm else 0.0
+    calm = [open_at(records, float(at)) for at in range(int(start_s))]
+    ceiling = max(1.0, quantile(sorted(calm), 0.95) if calm else 0.0)
     hold = int(HOLD_S // BIN_S)
     first = -int(-end_s // BIN_S)
     recovered = None
     for i in range(first, bins - hold + 1):
         held = all(offered[j] == 0 or good[j] / offered[j] >= target for j in range(i, i + hold))
-        if held and open_at(records, i * BIN_S) <= max(1.0, ceiling):
+        if held and _mean_open(records, i * BIN_S) <= ceiling:
             recovered = i
             break
     until = bins if recovered is None else recovered
@@ -104,8 +104,13 @@ def open_at(records: Sequence[Record], at_s: float) -> int:
     )
 
 
+def _mean_open(records: Sequence[Record], from_s: float) -> float:
+    samples = [open_at(records, from_s + i) for i in range(int(BIN_S))]
+    return sum(samples) / len(samples)
+
+
 def settled(records: Sequence[Record], window_s: float) -> bool:
-    """Whether the work open at the end of the window is at most twice its mean in the window."""
-    samples = [open_at(records, window_s * (i + 0.5) / 20) for i in range(20)]
-    mean = sum(samples) / len(samples)
-    return open_at(records, window_s) <= max(2.0 * mean, 4.0)
+    """Whether the work open in the last tenth of the window is at most twice its mean in the window."""
+    samples = [open_at(records, window_s * (i + 0.5) / 50) for i in range(50)]
+    mean, last = sum(samples) / 50, sum(samples[-5:]) / 5
+    return last <= max(2.0 * mean, 4.0)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from loadtests import provenance, quality, results, retry, screen, senders, simulated
+from loadtests import engine_watch, provenance, quality, results, retry, screen, senders, simulated
 from loadtests.client import BadUrlError, Target
 from loadtests.drive import Behaviour
 from loadtests.live_result import summarise
@@ -100,11 +100,15 @@ def replay(
     origin["replicas"] = {one: asyncio.run(provenance.replica(one, key)) for one in replica or ()}
     say_offer(console, schedule, time_scale)
     try:
-        before = asyncio.run(simulated.lag_counts(replica or ()))
+        before, engine = (
+            asyncio.run(simulated.lag_counts(replica or ())),
+            asyncio.run(engine_watch.totals(replica or ())),
+        )
         run, records = measure(console, live, name, replica or ())
         late = simulated.reasons(before, asyncio.run(simulated.lag_counts(replica or ())))
         if late:
             invalidate(run, late)
+        run["engine"] = engine_watch.gained(engine, asyncio.run(engine_watch.totals(replica or ())))
     except SenderError as error:
         typer.echo(f"forebay replay: {error}", err=True)
         raise typer.Exit(1) from None

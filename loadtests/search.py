@@ -1,9 +1,9 @@
 """The highest load that keeps a chosen attainment: bracket, bisect, confirm, with a statistical verdict at each load.
 
-Verdict at a load: pass when the lower Wilson bound of attainment is at least the target and the work open at the end
-of the window is at most twice its mean in the window (it does not pass while a backlog grows); fail when the upper
-bound is below it; else unresolved. Requests of a run share queues, so counts are divided by a design effect: the
-variance of attainment between blocks over the binomial one, at least 1, and 2 where fewer than 3 blocks tell.
+Verdict at a load: pass when the lower Wilson bound of attainment is at least the target and the work open in the last
+tenth of the window is at most twice its mean (it does not pass while a backlog grows); fail when the upper bound is
+below it; else unresolved. Requests of a run share queues, so counts are divided by a design effect: the variance of
+attainment between blocks over the binomial one, at least 1, and 2 where fewer than 3 blocks tell.
 Bracket by doubling, bisect to 5 %, confirm with fresh seeds at r (must pass) and 1.05 r (must not).
 Loads above capacity are fine: window and drain are fixed and the backlog counts as failures.
 """
