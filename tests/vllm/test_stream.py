@@ -74,14 +74,16 @@ def test_text_is_the_same_as_from_the_replica_itself(front: Gateway, replicas: R
 
 
 def test_a_repeated_prompt_shows_its_cached_tokens(front: Gateway) -> None:
+    """Whichever replica gets it: the second time on the same one, all whole blocks but the last token are cached."""
     prompt = f"run {time.time_ns()} " + "the river runs to the sea and the sea gives it back as rain " * 40
-    first, second = (stream(front.url, {**chat(prompt), **ASKED}) for _ in range(2))
-    assert first.usage is not None
-    assert second.usage is not None
-    assert first.usage["prompt_tokens_details"]["cached_tokens"] < 32
-    prompt_tokens = second.usage["prompt_tokens"]
-    assert second.replica == first.replica
-    assert second.usage["prompt_tokens_details"]["cached_tokens"] == (prompt_tokens - 1) // 32 * 32  # whole blocks
+    seen: set[str] = set()
+    for _ in range(3):  # two replicas: at least one of three comes again
+        answer = stream(front.url, {**chat(prompt), **ASKED})
+        assert answer.usage is not None
+        cached = answer.usage["prompt_tokens_details"]["cached_tokens"]
+        whole = (answer.usage["prompt_tokens"] - 1) // 32 * 32
+        assert cached == (whole if answer.replica in seen else 0)
+        seen.add(answer.replica)
 
 
 def test_a_client_that_leaves_stops_the_engine(front: Gateway, replicas: Replicas) -> None:
