@@ -125,4 +125,5 @@ def scripted(scripts: Path) -> Replicas:
             subprocess.run([python, str(scripts / "make_tiny_model.py"), model], check=True)
     base = two_ports_in_a_row()
     env = {"VLLM_PYTHON": python, "MODEL": model, "RUN_DIR": str(CHECKOUT / "vllm-run"), "BASE_PORT": str(base)}
+    env["WAIT"] = os.environ.get("WAIT", "600")  # a machine with other work on it takes minutes to start them
     return Replicas([f"http://127.0.0.1:{base + i}" for i in range(2)], scripts, env)
