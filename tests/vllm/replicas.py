@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.serving import metric, wait_for
+from tests.serving import PLAIN, metric, wait_for
 
 FLAGS = "--enable-auto-tool-choice --tool-call-parser hermes"
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -89,7 +89,7 @@ class Replicas:
 
     def healthy(self, i: int) -> bool:
         try:
-            return httpx.get(f"{self.urls[i]}/health", timeout=5).status_code == 200
+            return httpx.get(f"{self.urls[i]}/health", timeout=5, verify=PLAIN).status_code == 200
         except httpx.HTTPError:
             return False
 
