@@ -25,6 +25,7 @@ from policies.tracked import Tracked
 from policies.working_set import WorkingSet
 
 LOOK_AGAIN_S = 0.25  # a parked request is decided again at least this often while somebody has room
+FILL_STARTS, FILL_STOPS = 0.7, 0.5  # least TPOT slack, as a share of the objective, beside work that only fills
 LOOKS = 8  # decisions at most for one place: bounds the cost of a wake
 NEVER = float("inf")
 
@@ -72,13 +73,15 @@ class LateBinding:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
             if self.price.due(now):
                 self.price.set(self._capacity(pool), now)
-            if self.price.too_dear(request.prompt_tokens, cost, now):
+            if self.price.too_dear(request.prompt_tokens, cost, request.tenant, now):
                 return [*before, self.refuse(tracked, "infeasible", now, late=False)]
         if first and self.settings.working_set and self.working_set.known(request) is None:
             tracked.newcomer = request.prompt_tokens > self._newcomers_room(pool, now)
-        sent = None if tracked.newcomer else self._send_if_room(tracked, pool, choice, now)
-        if sent is not None:
-            return [*before, *sent]
+        if not tracked.newcomer:
+            decisions, sent = self._send_if_room(tracked, pool, choice, now)
+            before += decisions
+            if sent:
+                return before
         if choice.replica_id is None and not any(r.id not in tracked.tried for r in pool.replicas if not r.down):
             return [*before, self.refuse(tracked, "no_replica", now)]
         return [*before, self.hold(tracked, choice, now)]
@@ -130,7 +133,8 @@ class LateBinding:
         decisions = self._expire(now)
         looks = LOOKS
         while looks > 0 and self.queue.count and self._anyone_has_room(now):
-            sent = None
+            sent = False
+            made: list[Decision] = []
             room: dict[int, float] = {}  # for newcomers, by pool
             for tracked in self.queue.in_order(now):
                 if tracked.newcomer:
@@ -146,16 +150,16 @@ class LateBinding:
                 looks -= 1
                 pool = self.dispatcher.fleet.pool(tracked.request)
                 choice = self._choose(tracked, pool, now)
-                sent = self._send_if_room(tracked, pool, choice, now)
-                if sent is not None:
-                    decisions += sent
+                made, sent = self._send_if_room(tracked, pool, choice, now)
+                decisions += made
+                if sent:
                     break
                 self._park(tracked, choice, now)
-                if looks <= 0:
+                if made or looks <= 0:  # what was taken back is in the queue again: start over
                     break
-            if sent is None:
+            if not sent and not made:
                 break
-            looks = LOOKS
+            looks = LOOKS if sent else looks
         return decisions
 
     def next_wake(self, now: float) -> float | None:
@@ -215,27 +219,27 @@ class LateBinding:
                         replica.view.available = False
         return self.dispatcher.policy.choose(tracked.request, pool.view, now)
 
-    def _send_if_room(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> list[Decision] | None:
+    def _send_if_room(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> tuple[list[Decision], bool]:
+        """What that takes (its dispatch, and before it what makes way), and whether it was sent."""
         if choice.replica_id is None:
-            return None
+            return [], False
         replica = self.dispatcher.fleet.replicas[choice.replica_id]
         fill = tracked.service_class.fill_only
-        if not self._basic_room(replica, now):
-            if fill or not self.settings.admission:
-                return None
-            back = self._take_back(replica, now)
-            if not back or not self._basic_room(replica, now):
-                return back or None
-            return [*back, self._send(tracked, pool, choice, now)]
-        if fill and not self._spare(replica, tracked, now):
-            return None
+        made: list[Decision] = []
+        if replica.fill and not fill and self.settings.admission:
+            made = self._take_back(replica, now)  # the engine would prefill it first
+        if not self._basic_room(replica, now) or (fill and not self._spare(replica, tracked, now)):
+            return made, False
+        request, ledger = tracked.request, replica.ledger
         need = replica.view.uncached_tokens + self.dispatcher.outputs.expected(
-            tracked.request.service_class, tracked.request.max_tokens, tracked.request.expected_tokens
+            request.service_class, request.max_tokens, request.expected_tokens
         )
-        ledger = replica.ledger
         if ledger.in_flight and not replica.kv.fits(need, ledger.kv_tokens, now, self.settings, batch=fill):
-            return None
-        return [self._send(tracked, pool, choice, now)]
+            return made, False
+        if made:
+            replica.engine_ttft_s = replica.prefill.overhead_s + ledger.backlog_s(now) + replica.service_s
+        made.append(self._send(tracked, pool, choice, now))
+        return made, True
 
     def _send(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> Decision:
         self.leave(tracked)
@@ -267,7 +271,7 @@ class LateBinding:
     def _spare(self, replica: Replica, tracked: Tracked, now: float) -> bool:
         """Room for work that only fills: nobody else waits, or its lane is below its floor."""
         lane = self.queue.lane(tracked.request.model, tracked.service_class)
-        if self.queue.below_floor(lane, now):
+        if self.queue.starves(lane, now):
             return True
         others = self.queue.count - sum(
             n for name, n in self.queue.held_by_class().items() if name == tracked.service_class.name
@@ -275,7 +279,15 @@ class LateBinding:
         if others > 0:
             return False
         ledger = replica.ledger
-        return not ledger.prefilling or ledger.backlog_s(now) <= 0.5 * self.settings.backlog_s
+        if ledger.prefilling and ledger.backlog_s(now) > 0.5 * self.settings.backlog_s:
+            return False
+        return not self.settings.pacing or not ledger.live_decodes or replica.pace.spare(FILL_STARTS)
+
+    def make_way(self, replica: Replica, now: float) -> list[Decision]:
+        """When its streams lose their slack, what only fills and has not answered yet makes way."""
+        if not replica.fill or not self.settings.admission or replica.pace.spare(FILL_STOPS):
+            return []
+        return self._take_back(replica, now)
 
     def _take_back(self, replica: Replica, now: float) -> list[Decision]:
         """Fill-only requests there that have not answered yet return to the queue."""

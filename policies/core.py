@@ -131,7 +131,8 @@ class Balancer:
         decode.add(pulse.busy_gaps, pulse.busy_gap_sum_s, busy=True)
         replica.pace.pulse(pulse, decode, self.settings, now)
         replica.view.predicted_tpot_s = decode.mean(replica.pace.rate) or self.settings.prior_decode_step_s
-        return self._moved(now)
+        back = self.binding.make_way(replica, now)
+        return back + self._moved(now)
 
     def fleet_event(self, event: FleetEvent, now: float) -> list[Decision]:
         """Events about replicas that are not (or no longer) there are ignored, except that Added adds them."""

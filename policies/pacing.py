@@ -35,11 +35,23 @@ def allowed_share(t_d: float | None, t_p: float | None, objective_s: float) -> f
 class Pace:
     """Relay of one replica, with the bucket of its trickle or of a fixed rate (prefill seconds; below 0: in debt)."""
 
-    __slots__ = ("_at", "_fill", "_fixed", "_objectives", "_pulsed_at", "closed", "closed_share", "level", "rate")
+    __slots__ = (
+        "_at",
+        "_fill",
+        "_fixed",
+        "_objectives",
+        "_pulsed_at",
+        "closed",
+        "closed_share",
+        "level",
+        "rate",
+        "slack_s",
+    )
 
     def __init__(self) -> None:
         self.closed = False  # the relay: streams need to recover
         self.closed_share = 0.0  # of recent time, for metrics
+        self.slack_s: float | None = None  # least TPOT slack of its streams
         self.rate = 1.0  # prefill seconds per second it is believed to take: phi
         self.level = 0.0
         self._at = 0.0
@@ -64,6 +76,11 @@ class Pace:
     @property
     def tightest_s(self) -> float | None:
         return min(self._objectives) if self._objectives else None
+
+    def spare(self, share: float) -> bool:
+        """Whether even the slowest stream keeps this share of the tightest objective as slack."""
+        tightest = self.tightest_s
+        return not self.closed and (self.slack_s is None or tightest is None or self.slack_s >= share * tightest)
 
     @property
     def may_wait(self) -> bool:
@@ -97,6 +114,7 @@ class Pace:
         self._pulsed_at = now
         self._fixed = settings.pace is not None
         self._fill = settings.pace_trickle if settings.pace is None else settings.pace
+        self.slack_s = pulse.least_slack_s
         self.closed = pulse.live > 0 and pulse.near > settings.pace_near_share * pulse.live
         self.closed_share += 0.005 * (self.closed - self.closed_share)
         objective = self.tightest_s

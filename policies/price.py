@@ -5,8 +5,8 @@ are served and the rest are refused at arrival (the fractional knapsack; Moore-H
 the arrivals of the last half minute are sorted by cost (prefill seconds / weight) and a threshold is found per
 prompt-length quartile: one common price, raised where `SizeFairness` asks for more of a quartile, so that within it the
 cheapest are taken. The capacity is learnt: it starts from the paces, falls when feasible requests had to be refused
-late, rises when there was room. Trade-off: a burst shorter than the window is left to the queue; without overload
-there is no price and nothing is refused.
+late, rises when there was room. Tenants within their fair share of it pay no price (max-min). Trade-off: a burst
+shorter than the window is left to the queue; without overload there is no price and nothing is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ LEAST_ARRIVALS = 32
 EVERY_S = 0.5
 TARGET_LATE = 0.03  # late refusals per dispatch at which the capacity is right
 STEP = 0.01
+HEADROOM = 0.75  # of the capacity is filled by those who pay while others do not: theirs is the shorter queue
+TOLERANCE = 1.5  # times an equal share a tenant may ask for without paying: half a minute holds few long prompts
 LOWEST, HIGHEST = 0.4, 1.3  # factor on the capacity the paces give
 FREE = float("inf")
 
@@ -31,7 +33,8 @@ class Price:
         self.fairness = fairness
         self.factor = 1.0
         self.thresholds = [FREE] * 4
-        self._arrivals: deque[tuple[float, float, int]] = deque()  # at, cost, prompt tokens
+        self.exempt: frozenset[str | None] = frozenset()  # tenants within their fair share
+        self._arrivals: deque[tuple[float, float, int, str | None]] = deque()  # at, cost, prompt tokens, tenant
         self._set_at = float("-inf")
 
     @property
@@ -42,10 +45,10 @@ class Price:
         """Whether the thresholds should be set again before the next question."""
         return now - self._set_at >= EVERY_S
 
-    def too_dear(self, prompt_tokens: int, cost: float, now: float) -> bool:
+    def too_dear(self, prompt_tokens: int, cost: float, tenant: str | None, now: float) -> bool:
         """At arrival. cost: prefill seconds / weight."""
-        self._arrivals.append((now, cost, prompt_tokens))
-        return cost > self.thresholds[self.fairness.quartile(prompt_tokens)]
+        self._arrivals.append((now, cost, prompt_tokens, tenant))
+        return cost > self.thresholds[self.fairness.quartile(prompt_tokens)] and tenant not in self.exempt
 
     def refused_late(self) -> None:
         self.factor = max(LOWEST, self.factor * (1.0 - STEP))
@@ -62,11 +65,15 @@ class Price:
         span = max(now - self._arrivals[0][0], 1.0) if count else 1.0
         budget = self.factor * capacity * span
         if count < LEAST_ARRIVALS or sum(a[1] for a in self._arrivals) <= budget:
-            self.thresholds = [FREE] * 4
+            self.thresholds, self.exempt = [FREE] * 4, frozenset()
             return
+        excused = self._excuse(capacity * span)
+        if self.exempt:
+            budget = max(0.1 * budget, HEADROOM * budget - excused)
         costs: list[list[float]] = [[], [], [], []]
-        for _, cost, prompt_tokens in self._arrivals:
-            costs[self.fairness.quartile(prompt_tokens)].append(cost)
+        for _, cost, prompt_tokens, tenant in self._arrivals:
+            if tenant not in self.exempt:
+                costs[self.fairness.quartile(prompt_tokens)].append(cost)
         for quartile in costs:
             quartile.sort()
         low, high = 0.0, max(q[-1] for q in costs if q)
@@ -80,6 +87,22 @@ class Price:
                 low = price
         kept = self._kept(costs, low)
         self.thresholds = [q[k - 1] if 0 < k < len(q) else FREE if k else 0.0 for q, k in zip(costs, kept, strict=True)]
+
+    def _excuse(self, budget: float) -> float:
+        """Tenants that ask for about an equal share or less are exempt; answers the seconds they ask for."""
+        demand: dict[str | None, float] = {}
+        for _, cost, _, tenant in self._arrivals:
+            demand[tenant] = demand.get(tenant, 0.0) + cost
+        modest, excused, left = set(), 0.0, len(demand)
+        if left > 1:
+            for tenant in sorted(demand, key=lambda t: demand[t]):
+                if demand[tenant] * left > TOLERANCE * (budget - excused):
+                    break
+                modest.add(tenant)
+                excused += demand[tenant]
+                left -= 1
+        self.exempt = frozenset(modest)
+        return excused
 
     def _kept(self, costs: list[list[float]], price: float) -> list[int]:
         """How many of each quartile are served at this price, fairness applied."""

@@ -50,6 +50,13 @@ class Lane:
             self.served_at = now
         return self.served_s
 
+    def starves(self, total_s: float, now: float) -> bool:
+        """Below its floor of what all lanes of the model were served, and waiting for that long already."""
+        floor = self.service_class.floor_share
+        if floor <= 0.0 or self.served(now) >= floor * total_s:
+            return False
+        return any(f.entries[0][2].request.received_at <= now - SERVED_MEMORY_S for f in self.flows.values())
+
 
 class HeldQueue:
     """All held requests. Adding and removing are O(log n) comparisons."""
@@ -131,16 +138,15 @@ class HeldQueue:
             total[lane.model] = total.get(lane.model, 0.0) + lane.served(now)
 
         def turn(lane: Lane) -> tuple[int, float]:
-            floor = lane.service_class.floor_share
-            if floor > 0.0 and lane.served_s < floor * total[lane.model]:
+            if lane.starves(total[lane.model], now):
                 return (0, lane.service_s)
             return (2 if lane.service_class.fill_only else 1, lane.service_s)
 
         return sorted(active, key=turn)
 
-    def below_floor(self, lane: Lane, now: float) -> bool:
-        total = sum(x.served(now) for x in self._lanes.values() if x.model == lane.model)
-        return lane.service_class.floor_share > 0.0 and lane.served(now) <= lane.service_class.floor_share * total
+    def starves(self, lane: Lane, now: float) -> bool:
+        """Whether a lane waits for its floor share."""
+        return lane.starves(sum(x.served(now) for x in self._lanes.values() if x.model == lane.model), now)
 
     def in_order(self, now: float, depth: int = 64) -> Iterator[Tracked]:
         """Held requests in service order, at most `depth` of each flow. Do not change the queue while iterating."""

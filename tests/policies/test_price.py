@@ -16,7 +16,7 @@ def offer(price: Price, seconds: float, per_s: float, capacity: float, seed: int
         price.fairness.arrived(tokens)
         if price.due(n / per_s):
             price.set(capacity, n / per_s)
-        refused = price.too_dear(tokens, tokens / 10_000, n / per_s)
+        refused = price.too_dear(tokens, tokens / 10_000, None, n / per_s)
         if refused:
             price.fairness.refused(tokens)
         out.append((tokens, tokens / 10_000, refused))

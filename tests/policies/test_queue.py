@@ -74,7 +74,7 @@ def test_batch_goes_last_unless_it_is_below_its_floor() -> None:
     for n in range(60):
         waiting(queue, f"chat{n}", 5.0, cls=CHAT)
     waiting(queue, "b2", 0.0, cls=BATCH)
-    served = serve(queue, 60, seconds=10.0, now=1.0)
+    served = serve(queue, 60, seconds=10.0, now=40.0)
     assert served[0] == "chat0"  # batch has just had all of the service there was
     assert "b" in served  # and in the end its floor
 

@@ -1,0 +1,201 @@
+"""Late binding as it looks from outside: who is held, who goes when room appears, who is refused and when."""
+
+from __future__ import annotations
+
+import random
+
+from policies.classes import BATCH
+from policies.core import Balancer
+from policies.model import (
+    Abort,
+    Added,
+    Decision,
+    Dispatch,
+    Ejected,
+    Hold,
+    Outcome,
+    Pulse,
+    Request,
+    Returned,
+    ServiceClass,
+    Shed,
+    Usage,
+)
+from policies.registry import make
+from policies.settings import Settings
+
+CHAT = ServiceClass("chat")
+FIRM = ServiceClass("firm", sheddable=False)
+RATE = 10_000.0  # tokens/s until something else is learnt
+
+
+def balancer(*replicas: str, settings: Settings | None = None) -> Balancer:
+    made = Balancer((CHAT, FIRM, BATCH), make("least_work"), settings or Settings(), random.Random(1))
+    for name in replicas:
+        made.fleet_event(Added(name, prefill_rate=RATE, kv_capacity_tokens=400_000), 0.0)
+    return made
+
+
+def chat(name: str, tokens: int = 10_000, at: float = 0.0, ttft_s: float = 5.0, **more: object) -> Request:
+    return Request(
+        name, service_class="chat", received_at=at, ttft_deadline=at + ttft_s, tpot_s=0.08, prompt_tokens=tokens, **more
+    )  # type: ignore[arg-type]
+
+
+def batch(name: str, tokens: int = 10_000, at: float = 0.0) -> Request:
+    return Request(name, service_class="batch", received_at=at, deadline=at + 3600.0, prompt_tokens=tokens)
+
+
+def said(decisions: list[Decision]) -> list[str]:
+    words = {Dispatch: "send", Hold: "hold", Shed: "shed", Abort: "abort"}
+    return [f"{words[type(d)]} {d.request_id}" for d in decisions]
+
+
+def test_the_engine_gets_little_at_once_and_the_rest_waits_here() -> None:
+    b = balancer("a")
+    assert said(b.submit(chat("r1"), 0.0)) == ["send r1"]
+    assert said(b.submit(chat("r2"), 0.0)) == ["hold r2"]
+    assert said(b.first_token("r1", 1.0)) == ["send r2"]  # handed off at once
+
+
+def test_room_that_appears_with_time_wakes_the_core() -> None:
+    b = balancer("a")
+    b.submit(chat("r1"), 0.0)
+    b.submit(chat("r2"), 0.0)
+    wake = b.next_wake()
+    assert wake is not None
+    assert 0.7 < wake < 0.8  # a quarter second of the first prefill is left
+    assert said(b.wake(wake)) == ["send r2"]
+
+
+def test_the_most_urgent_goes_first_and_a_cancelled_one_is_forgotten() -> None:
+    b = balancer("a")
+    b.submit(chat("first"), 0.0)
+    b.submit(chat("later", ttft_s=9.0), 0.0)
+    b.submit(chat("gone", ttft_s=4.0), 0.0)
+    b.submit(chat("urgent", ttft_s=5.0), 0.0)
+    assert b.cancel("gone", 0.1) == []
+    assert said(b.first_token("first", 1.0)) == ["send urgent"]
+
+
+def test_what_no_replica_can_start_in_time_is_refused_at_arrival_with_a_time_to_retry() -> None:
+    b = balancer("a")
+    (shed,) = b.submit(chat("hopeless", tokens=60_000), 0.0)  # 6 s of prefill for an objective of 5 s
+    assert isinstance(shed, Shed)
+    assert shed.reason == "infeasible"
+    assert shed.retry_after_s is not None
+    assert shed.retry_after_s >= 0.8
+
+
+def test_a_held_request_is_refused_at_its_latest_start_not_after_its_deadline() -> None:
+    b = balancer("a")
+    b.submit(chat("long", tokens=40_000, ttft_s=9.0), 0.0)
+    (hold,) = b.submit(chat("short", tokens=10_000, ttft_s=2.0), 0.0)
+    assert isinstance(hold, Hold)
+    assert 0.5 < hold.until < 1.0  # 2 s less 1.2 x (1 s + overhead)
+    assert b.wake(hold.until - 0.01) == []
+    assert said(b.wake(hold.until)) == ["shed short"]
+
+
+def test_a_class_that_may_not_be_shed_is_sent_late_rather_than_refused() -> None:
+    b = balancer("a")
+    b.submit(chat("long", tokens=40_000, ttft_s=9.0), 0.0)
+    firm = chat("firm", tokens=10_000, ttft_s=2.0)
+    firm.service_class = "firm"
+    (hold,) = b.submit(firm, 0.0)
+    assert isinstance(hold, Hold)
+    assert said(b.wake(hold.until)) == ["send firm"]
+
+
+def test_held_requests_survive_the_loss_of_the_replica_they_waited_for() -> None:
+    b = balancer("a")
+    b.submit(chat("r1"), 0.0)
+    b.submit(chat("r2"), 0.0)
+    assert b.fleet_event(Ejected("a"), 0.1) == []
+    assert said(b.failed("r1", Outcome.ERROR, 0.1)) == ["shed r1"]  # tried the only one there is
+    assert said(b.fleet_event(Returned("a"), 0.5)) == ["send r2"]
+
+
+def test_a_replica_that_says_it_is_full_is_left_alone_for_a_moment() -> None:
+    b = balancer("a")
+    b.submit(chat("r1"), 0.0)
+    assert said(b.failed("r1", Outcome.BACKPRESSURE, 0.1)) == ["hold r1"]
+    wake = b.next_wake()
+    assert wake is not None
+    assert 0.3 < wake < 0.4
+    assert said(b.wake(wake)) == ["send r1"]
+
+
+def test_prefill_waits_while_streams_run_near_their_objective() -> None:
+    b = balancer("a")
+    b.submit(chat("r1", tokens=1000), 0.0)
+    b.first_token("r1", 0.1)
+    b.pulse("a", Pulse(live=1, near=1, least_slack_s=0.005), 0.15)
+    b.fleet.replicas["a"].pace.spend(1.0, 0.15)
+    assert said(b.submit(chat("r2", at=0.2), 0.2)) == ["hold r2"]
+    assert said(b.pulse("a", Pulse(live=1, near=0, least_slack_s=0.02), 0.25)) == ["send r2"]
+
+
+def test_batch_fills_makes_way_before_its_first_byte_and_comes_back() -> None:
+    b = balancer("a")
+    assert said(b.submit(batch("night"), 0.0)) == ["send night"]
+    assert said(b.submit(chat("r1", at=0.2), 0.2)) == ["abort night", "send r1"]
+    assert b.fleet.replicas["a"].ledger.in_flight == 1
+    assert said(b.first_token("r1", 1.2)) == ["send night"]
+
+
+def test_batch_waits_while_anyone_else_does() -> None:
+    b = balancer("a")
+    b.submit(chat("r1"), 0.0)
+    assert said(b.submit(batch("night"), 0.0)) == ["hold night"]
+    assert said(b.submit(chat("r2"), 0.0)) == ["hold r2"]
+    assert said(b.first_token("r1", 1.0)) == ["send r2"]
+    assert said(b.first_token("r2", 2.0)) == ["send night"]
+
+
+def test_batch_that_starves_gets_its_floor() -> None:
+    b = balancer("a")
+    b.submit(chat("r1"), 0.0)
+    b.submit(batch("night"), 0.0)
+    b.submit(chat("r2", ttft_s=60.0), 0.0)
+    assert said(b.first_token("r1", 31.0)) == ["send night"]
+
+
+def test_a_prompt_that_does_not_fit_the_kv_cache_waits_for_room() -> None:
+    b = balancer("a")
+    b.submit(chat("big", tokens=300_000, ttft_s=90.0), 0.0)
+    b.first_token("big", 30.0)
+    assert said(b.submit(chat("too", tokens=100_000, at=30.0, ttft_s=90.0), 30.0)) == ["hold too"]
+    assert said(b.submit(chat("small", tokens=10_000, at=30.0), 30.0)) == ["send small"]
+    b.first_token("small", 31.0)
+    assert said(b.complete("big", Outcome.SUCCESS, Usage(300_000, 10, 0), 32.0)) == ["send too"]
+
+
+def test_a_full_queue_refuses_and_says_so() -> None:
+    b = balancer("a", settings=Settings(max_held=1))
+    b.submit(chat("r1"), 0.0)
+    b.submit(chat("r2"), 0.0)
+    (shed,) = b.submit(chat("r3"), 0.0)
+    assert isinstance(shed, Shed)
+    assert shed.reason == "queue_full"
+
+
+def test_a_request_whose_deadline_passes_in_mid_stream_is_stopped() -> None:
+    b = balancer("a")
+    request = chat("r1")
+    request.deadline = 10.0
+    b.submit(request, 0.0)
+    b.first_token("r1", 1.0)
+    assert b.next_wake() == 10.0
+    assert b.wake(10.0) == [Abort("r1", "expired")]
+    assert b.complete("r1", Outcome.EXPIRED, None, 10.0) == []
+
+
+def test_everything_is_visible() -> None:
+    b = balancer("a")
+    b.submit(chat("r1"), 0.0)
+    b.submit(chat("r2"), 0.0)
+    seen = b.snapshot()
+    assert (seen["held"], seen["open"]) == ({"chat": 1}, 2)
+    assert seen["replicas"]["a"]["backlog_tokens"] == 10_000.0
+    assert seen["replicas"]["a"]["parked_s"] == 1.0
