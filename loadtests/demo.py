@@ -48,7 +48,7 @@ class Length:
     drain_s: float
 
 
-QUICK, FULL = Length(24.0, 10.0), Length(120.0, 20.0)
+QUICK, FULL = Length(20.0, 14.0), Length(120.0, 30.0)
 
 
 def conversations(seed: int, span_s: float) -> Sequence[Row]:

@@ -61,6 +61,10 @@ def number(value: float | None, digits: int = 2) -> str:
     return DASH if value is None else f"{value:.{digits}f}"
 
 
+def per_s(value: float | None, digits: int = 2) -> str:
+    return DASH if value is None else f"{value:.{digits}f} /s"
+
+
 def run_table(runs: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Runs as columns, figures as rows: a few arms are compared at a glance."""
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
@@ -70,7 +74,7 @@ def run_table(runs: Sequence[Mapping[str, Any]], title: str) -> Table:
     lines: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
         ("verdict", lambda r: _verdict(r)),
         ("attainment", lambda r: share(r["attainment"])),
-        ("goodput, latency-qualified", lambda r: number(r["goodput_rps"]) + " /s"),
+        ("goodput, latency-qualified", lambda r: per_s(r["goodput_rps"])),
         ("good / offered", lambda r: f"{DASH if r['good'] is None else r['good']} / {r['offered']}"),
         ("shed / late but complete", lambda r: f"{r['shed']} / {r['late_complete']}"),
         ("errors", lambda r: share(r["error_rate"])),
@@ -80,8 +84,8 @@ def run_table(runs: Sequence[Mapping[str, Any]], title: str) -> Table:
         ("answers measured", lambda r: str(r["ttft_s"]["n"])),
         ("prompt tokens from cache", lambda r: share(r["reuse"]["achieved"])),
         ("  ceiling of the workload", lambda r: share(r["reuse"]["ceiling"])),
-        ("completed", lambda r: number(r["complete_rps"]) + " /s"),
-        ("output tokens", lambda r: number(r["output_tokens_per_s"], 0) + " /s"),
+        ("completed", lambda r: per_s(r["complete_rps"])),
+        ("output tokens", lambda r: per_s(r["output_tokens_per_s"], 0)),
         ("client attempts per request", lambda r: number(r["attempts"]["amplification"])),
         ("generator lag p99", lambda r: seconds(r["sustained"]["lag_p99_s"])),
     ]
