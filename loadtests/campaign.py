@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests import live_result, results
+from loadtests.gaps import group_gaps
 from loadtests.gateways import RequestMaker, balancers
 from loadtests.offer import Offer
 from loadtests.oracle import Truth, best_run
@@ -142,6 +143,7 @@ def summarise(schedule: Schedule, outcomes: Outcomes, name: str, arm: Arm, setup
             "ceiling": ceiling(rows, schedule.block_tokens, held=held),
             "round_robin_ceiling": ceiling(rows, schedule.block_tokens, replicas, held=held),
         },
+        "group_gap": group_gaps(schedule.cohort, outcomes.records),
         "imbalance": results.imbalance(entry["per_replica"], replicas),
         "preemptions": outcomes.preemptions,
         "engine_queue_max": outcomes.queue_max,

@@ -129,6 +129,16 @@ def number(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(replace(row, id=i) for i, (_, row) in enumerate(keyed))
 
 
+def shared_block(rows: Sequence[Row]) -> int | None:
+    """The first block that more than half of all prompts begin with (a common system prompt); None without one."""
+    firsts: dict[int, int] = {}
+    for row in rows:
+        if row.blocks:
+            firsts[row.blocks[0]] = firsts.get(row.blocks[0], 0) + 1
+    common = max(firsts, key=lambda b: firsts[b], default=None)
+    return common if common is not None and firsts[common] > len(rows) / 2 else None
+
+
 def group_of(row: Row, shared: int | None) -> int:
     """The prefix group of a row: its first block that is not the one everybody shares; its session where it has one."""
     if row.session is not None:
@@ -142,12 +152,7 @@ def thin(source: Source, share: float, seed: int = 0) -> Source:
     """Keep this share of the prefix groups, whole."""
     if not 0.0 < share <= 1.0:
         raise ScheduleError(f"thin: {share:g}; a share above 0 and up to 1 would be right")
-    firsts: dict[int, int] = {}
-    for row in source.rows:
-        if row.blocks:
-            firsts[row.blocks[0]] = firsts.get(row.blocks[0], 0) + 1
-    common = max(firsts, key=lambda b: firsts[b], default=None)
-    shared = common if common is not None and firsts[common] > len(source.rows) / 2 else None
+    shared = shared_block(source.rows)
     bound = int(share * 2**63)
     kept = tuple(row for row in source.rows if mix(seed, group_of(row, shared)) < bound)
     note = f"thinned to {share:g} of the prefix groups, seed {seed}: {len(kept)} of {len(source.rows)} rows"

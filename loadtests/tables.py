@@ -27,6 +27,14 @@ def print_load(console: Console, load: float, runs: Sequence[Run], comparisons: 
     console.print(_work(by_arm))
     console.print(_partition(by_arm))
     console.print(_buckets(by_arm))
+    first = runs[0]
+    gap, between = first["group_gap"]["seconds"], first["group_gap"]["prompt_tokens_between"]
+    if gap["n"]:
+        console.print(
+            f"{first['policy']}, seed {first['seed']}: a prefix group comes back after {_seconds(gap['p50'])} (p50), "
+            f"{_seconds(gap['p90'])} (p90), {between['p50']:,.0f} prompt tokens (p50) later; {gap['n']} times",
+            highlight=False,
+        )
 
 
 def _goodput(load: float, by_arm: Mapping[str, Sequence[Run]], comparisons: Sequence[Run], offered: str) -> Table:
