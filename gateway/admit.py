@@ -15,10 +15,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from gateway import headers as header_rules
-from gateway import openai, timeline
+from gateway import openai, pinning, timeline
 from gateway.client import Scope
 from gateway.endpoints import Endpoint, Kind, response_id
-from gateway.errors import Code, GatewayError
+from gateway.errors import Api, Code, GatewayError
 from gateway.record import RequestRecord
 from gateway.tenants import Lease, Tenant
 from gateway.upstream import Pool
@@ -144,9 +144,8 @@ def admit(
     config = proxy.config
     call = openai.parse(endpoint, headers, body, ask_usage=config.stream.usage == "ask")
     if endpoint.kind is Kind.STATEFUL:
-        known = proxy.maker(response_id(scope["path"]))
+        holders = [pinning.holder(proxy, response_id(scope["path"]))]
         request = Request(id=_id(), model="", received_at=record.received_at, generates=False, streams=False)
-        holders = [known] if known is not None else proxy.available("")
         record.kind, record.streams = endpoint.kind, False
         return Admission(proxy, endpoint, call, request, proxy.service_class(config.default_class), None, holders)
     name = call.model or proxy.default_model()
@@ -162,6 +161,7 @@ def admit(
     parts = call.canonical(endpoint, model, adapter)
     prompt_bytes = sum([len(part) for part in parts]) or len(body)
     generates = endpoint.kind is Kind.GENERATE
+    earlier = call.previous_response if endpoint.api is Api.RESPONSES else None
     request = Request(
         id=_id(),
         model=model,
@@ -175,11 +175,15 @@ def admit(
         max_tokens=None if call.max_tokens is None else call.max_tokens * call.answers,
         streams=call.streams,
         generates=generates,
+        tenant_weight=1.0 if tenant is None else tenant.weight,
+        pinned=pinning.holder(proxy, earlier, name) if earlier else None,
     )
     request.text = lambda: b"".join(parts).decode("utf-8", "replace")
     tighter = call.tighter
     stamp(request, service_class, ttft_s=tighter.ttft_s, tpot_s=tighter.tpot_s, e2e_s=tighter.deadline_s)
     _note(record, endpoint, request, config.policy.name)
+    retried = headers.get(b"x-stainless-retry-count", b"0")  # what official clients call their own retries
+    record.client_retry = int(retried) if retried.isdigit() and len(retried) < 4 else 0
     if config.journal.prompt_samples:
         record.sample = body
     candidates = proxy.available(name) if endpoint.kind is Kind.CHEAP else None

@@ -37,6 +37,7 @@ class Code(StrEnum):
     CLASS_NOT_ALLOWED = "class_not_allowed"
     UNKNOWN_MODEL = "unknown_model"
     UNKNOWN_PATH = "unknown_path"
+    UNKNOWN_RESPONSE = "unknown_response"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_SLOW = "body_too_slow"
     TOO_LARGE = "too_large"
@@ -60,6 +61,7 @@ FORMS: dict[Code, tuple[int, str, str]] = {
     Code.CLASS_NOT_ALLOWED: (403, "permission_error", "permission_error"),
     Code.UNKNOWN_MODEL: (404, "not_found_error", "not_found_error"),
     Code.UNKNOWN_PATH: (404, "not_found_error", "not_found_error"),
+    Code.UNKNOWN_RESPONSE: (404, "not_found_error", "not_found_error"),
     Code.METHOD_NOT_ALLOWED: (405, "invalid_request_error", "invalid_request_error"),
     Code.BODY_TOO_SLOW: (408, "timeout_error", "timeout_error"),
     Code.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),

@@ -1,8 +1,9 @@
 """The replicas there are, what each serves, and what happens to them, told to the core as events.
 
 Owns the table of replicas and their health (`health.py` decides, this applies). A replica enters the core once its
-models are known: configured, or learnt from its /v1/models. A model that some replica ever served stays known, so
-that a client can tell a typing error (404) from a fleet that is down (503).
+models are known: configured, or learnt from its /v1/models. A model or adapter stays known when the replicas that
+served it are down or gone, so that a client can tell a typing error (404) from a fleet that is down (503); it is
+forgotten when the last replica that lists it says, alive, that it does no more (an adapter was unloaded).
 Trade-off: while a replica has never answered, an unknown model is answered 503, since it may be the one it serves.
 """
 
@@ -121,8 +122,12 @@ class Fleet:
     def learn(self, replica_id: str, rows: list[Mapping[str, Any]]) -> None:
         """A replica's /v1/models was read."""
         replica = self.replicas.get(replica_id)
+        before = set() if replica is None else set(replica.models)
         if replica is not None and replica.learn(rows):
             self.version += 1
+            for name in before - set(replica.models):
+                if not self.serving(name):  # taken away on purpose: it was not a replica that went
+                    self._known.pop(name, None)
             self._announce(replica)
 
     def probed(self, replica_id: str, failure: Sign | None) -> None:

@@ -57,12 +57,14 @@ class Replica:
         self.view.weight, self.view.role, self.view.adapters = event.weight, event.role, event.adapters
 
     def serves(self, request: Request) -> bool:
-        return (
-            not self.models
-            or request.model in self.models
-            or request.model in self.adapters_served
-            or (request.adapter is not None and request.adapter in self.adapters_served)
-        )
+        """The adapter itself where one is asked for: its base model alone answers 404."""
+        if request.pinned is not None and request.pinned != self.id:
+            return False
+        if not self.models:
+            return True
+        if request.adapter is not None:
+            return request.adapter in self.adapters_served
+        return request.model in self.models or request.model in self.adapters_served
 
     @property
     def down(self) -> bool:
@@ -136,7 +138,7 @@ class Fleet:
         self.replicas: dict[str, Replica] = {}
         self.panic_share = settings.panic_share
         self.prior = PrefillFit(settings.prior_prefill_rate, settings.prior_overhead_s)
-        self._pools: dict[tuple[str, str | None], Pool] = {}
+        self._pools: dict[tuple[str, str | None, str | None], Pool] = {}
 
     def add(self, event: Added, slot: int, now: float) -> Replica:
         replica = self.replicas[event.replica_id] = Replica(event, slot, self.prior, now)
@@ -148,7 +150,7 @@ class Fleet:
         del self.replicas[replica_id]
 
     def pool(self, request: Request) -> Pool:
-        key = (request.model, request.adapter)
+        key = (request.model, request.adapter, request.pinned)
         found = self._pools.get(key)
         if found is None:
             if len(self._pools) > 4096:  # names come from clients: bounded

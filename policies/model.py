@@ -71,6 +71,8 @@ class Request:
     streams: bool = True
     generates: bool = True
     shared_depth: Mapping[str, int] = field(default_factory=dict)  # replica -> chunks other gateways saw there
+    tenant_weight: float = 1.0  # share against other tenants of the same class
+    pinned: str | None = None  # the one replica that may take it: state of an earlier answer lives there
 
 
 @dataclass(slots=True, frozen=True)

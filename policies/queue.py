@@ -1,6 +1,6 @@
 """Where requests wait: shares between classes, fairness between tenants, earliest deadline first inside.
 
-Each model and class is a lane, each tenant in it a flow. Both levels are served by least normalised service in
+Each model and class is a lane, each tenant in it a flow. Both levels are served by least service over weight in
 predicted GPU seconds, and whoever becomes active is lifted to the least of the active ones, so that idling
 saves nothing up (virtual token counter, Sheng et al., OSDI 2024: the long-run shares of deficit round robin, without a
 quantum). A lane below its floor share goes first; lanes that only fill go last. Inside a flow EDF is optimal while all
@@ -27,7 +27,7 @@ class Flow:
 
     def __init__(self, lane: Lane, tenant: str | None) -> None:
         self.lane, self.tenant = lane, tenant
-        self.service_s = 0.0  # virtual: GPU seconds served, lifted when it becomes active
+        self.service_s = 0.0  # virtual: GPU seconds served over its weight, lifted when it becomes active
         self.entries: list[Key] = []
 
 
@@ -109,6 +109,7 @@ class HeldQueue:
         lane.service_s += seconds / max(tracked.service_class.weight, 1e-3)
         lane.served(now)
         lane.served_s += seconds
+        seconds /= max(request.tenant_weight, 1e-3)
         flow = lane.flows.get(request.tenant)
         if flow is not None:
             flow.service_s += seconds

@@ -108,6 +108,22 @@ def test_a_model_stays_known_after_its_last_replica_went() -> None:
     assert s.fleet.serving("llama") == []
 
 
+def test_an_adapter_that_its_last_replica_unloads_is_unknown_again() -> None:
+    s = Story()
+    s.add("a")
+    s.add("b")
+    s.fleet.learn("a", rows("llama", lora="llama"))
+    s.fleet.learn("b", rows("llama", lora="llama"))
+    s.fleet.learn("a", rows("llama"))
+    assert s.fleet.resolve("lora") == Target("llama", "lora")  # b has it
+    s.fleet.learn("b", rows("llama"))
+    assert s.fleet.resolve("lora") is None
+    assert s.fleet.resolve("llama") == Target("llama")
+    s.fleet.learn("b", rows("llama", lora="llama"))
+    s.fleet.remove("b")
+    assert s.fleet.resolve("lora") == Target("llama", "lora")  # its replica is gone, not the adapter: 503
+
+
 def test_the_merged_list_names_each_model_once_and_follows_changes() -> None:
     s = Story()
     s.add("a")

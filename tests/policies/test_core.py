@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from policies import POLICIES, make
 from policies.classes import DEFAULT_CLASSES
 from policies.core import Balancer
 from policies.model import (
@@ -15,6 +16,7 @@ from policies.model import (
     Draining,
     Ejected,
     FleetView,
+    Hold,
     Outcome,
     Removed,
     Request,
@@ -141,6 +143,42 @@ def test_a_replica_serves_only_its_models_and_adapters() -> None:
     assert sent_to(b.submit(chat("r1", model="qwen"), 0.0)) == "qwen"
     assert sent_to(b.submit(chat("r2", model="sql"), 0.0)) == "llama"
     assert shed_for(b.submit(chat("r3", model="gpt"), 0.0)) == "no_replica"
+
+
+def test_a_base_model_without_the_adapter_does_not_get_its_requests() -> None:
+    b = balancer()
+    b.fleet_event(Added("plain", models=frozenset({"llama"})), 0.0)
+    assert shed_for(b.submit(chat("r1", model="llama", adapter="sql"), 0.0)) == "no_replica"
+    b.fleet_event(Added("both", models=frozenset({"llama"}), adapters=frozenset({"sql"})), 0.0)
+    assert [sent_to(b.submit(chat(f"a{i}", model="llama", adapter="sql"), 0.0)) for i in range(2)] == ["both", "both"]
+    assert sent_to(b.submit(chat("r2", model="llama"), 0.0)) == "plain"
+    b.fleet_event(Added("plain", models=frozenset({"llama"}), adapters=frozenset({"sql"})), 1.0)  # loaded at run time
+    assert sent_to(b.submit(chat("r3", model="llama", adapter="sql"), 1.0)) == "plain"
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_pinned_request_goes_to_its_replica_or_nowhere(name: str) -> None:
+    """Whatever the policy prefers; a replica in panic mode is still the only one that can answer."""
+    b = Balancer(DEFAULT_CLASSES, make(name, {}, random.Random(1)), Settings().without_science(), random.Random(1))
+    for replica in ("a", "b", "c"):
+        b.fleet_event(Added(replica), 0.0)
+    text = {"text": lambda: "where is the river", "chain": (1, 2, 3), "prompt_bytes": 768}
+    assert [sent_to(b.submit(chat(f"r{i}", pinned="c", **text), 0.0)) for i in range(3)] == ["c", "c", "c"]
+    b.fleet_event(Ejected("c", "slow", statistical=True), 1.0)
+    assert sent_to(b.submit(chat("r3", pinned="c", **text), 1.0)) == "c"
+    b.fleet_event(Draining("c"), 2.0)
+    assert shed_for(b.submit(chat("r4", pinned="c", **text), 2.0)) == "no_replica"
+    assert shed_for(b.failed("r3", Outcome.ERROR, 2.0)) == "no_replica"
+    b.fleet_event(Removed("c"), 3.0)
+    assert shed_for(b.submit(chat("r5", pinned="c", **text), 3.0)) == "no_replica"
+
+
+def test_a_pinned_request_is_held_for_its_replica_while_others_are_free() -> None:
+    b = balancer("a", "b", settings=Settings(pacing=False, working_set=False))
+    assert sent_to(b.submit(chat("r1", pinned="b", received_at=0.0, ttft_deadline=60.0), 0.0)) == "b"
+    (decision,) = b.submit(chat("r2", pinned="b", received_at=0.0, ttft_deadline=60.0), 0.0)
+    assert isinstance(decision, Hold)
+    assert sent_to(b.first_token("r1", 1.0)) == "b"
 
 
 def test_an_id_that_is_open_cannot_be_opened_again() -> None:

@@ -90,3 +90,11 @@ def test_what_is_removed_is_gone_and_the_rest_keeps_its_order() -> None:
     for flow in {t.flow for t in held.values()}:
         assert flow is not None
         assert [e[:2] for e in flow.entries] == sorted(e[:2] for e in flow.entries)
+
+
+def test_tenants_of_a_class_share_by_their_weight() -> None:
+    queue = HeldQueue()
+    for n in range(40):
+        for tenant, weight in (("gold", 3.0), ("tin", 1.0)):
+            queue.add(Tracked(Request(f"{tenant}{n}", tenant=tenant, tenant_weight=weight), CHAT), float(n))
+    assert serve(queue, 8) == ["gold0", "tin0", "gold1", "gold2", "gold3", "tin1", "gold4", "gold5"]
