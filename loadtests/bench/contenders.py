@@ -61,6 +61,6 @@ def router_executable(console: Console) -> Path:
     if not executable.exists():
         with console.status(f"installing vllm-router {ROUTER_VERSION} into {venv} (once, about a minute)"):
             subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-            pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
             subprocess.run([*pip, f"vllm-router=={ROUTER_VERSION}"], check=True)
     return executable
