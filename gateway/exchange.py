@@ -173,8 +173,8 @@ class Exchange:
                 raise
             finally:
                 self._connecting = None
-            if self._gone or self._result is not None:
-                pool.give(connection)
+        if self._gone or self._result is not None:
+            pool.give(connection)
         if self._gone:
             raise ClientGoneError
         if self._result is None:
@@ -305,11 +305,12 @@ class Exchange:
         if isinstance(decision, Hold):
             return
         if isinstance(decision, Abort):
-            if self.relay is not None:
-                self.relay.stop()
-            self._result = Result(retry.PREEMPTED)
-            if not decision.requeue:
-                self._decision = Shed(decision.request_id, decision.reason)
+            if decision.requeue:
+                if self.relay is not None:
+                    self.relay.stop()
+                self._result = Result(retry.PREEMPTED)
+            elif self.relay is not None:
+                self.relay.fail(retry.EXPIRED)
         else:
             self._decision = decision
         self._woken()
