@@ -23,7 +23,20 @@ if TYPE_CHECKING:
     from gateway.upstream import Pool
 
 MAX_HEAD_BYTES = 64 * 1024
+FRAMES_BYTES = 4096
 Headers = list[tuple[bytes, bytes]]
+
+
+def _frame(size: int) -> bytes:
+    """How a chunk of `size` bytes in all begins; no chunk has that size: something that no chunk begins with."""
+    for digits in (1, 2, 3):
+        payload = size - digits - 4
+        if payload > 0 and len(b"%x" % payload) == digits:
+            return b"%x\r\n" % payload
+    return b"\r\n"
+
+
+_FRAMES = [_frame(size) for size in range(FRAMES_BYTES)]
 
 
 class Break(StrEnum):
@@ -56,6 +69,9 @@ class Receiver(Protocol):
     def on_head(self, head: Head) -> None: ...
 
     def on_data(self, payload: bytes, framed: bytes | None) -> None: ...
+
+    def on_chunk(self, framed: bytes, start: int) -> None:
+        """One whole chunk with its framing; the payload stands from `start` to two bytes before the end."""
 
     def on_end(self) -> None: ...
 
@@ -125,13 +141,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if decoder.between:
             # the usual read is one whole chunk: one event of vLLM
-            line = data.find(b"\r\n", 0, 10)
-            try:
-                if line > 0 and int(data[:line], 16) == len(data) - line - 4 > 0 and data.endswith(b"\r\n"):
-                    receiver.on_data(data[line + 2 : -2], data)
-                    return
-            except ValueError:
-                pass  # extensions or malformed: the decoder knows
+            size = len(data)
+            if size < FRAMES_BYTES and data.startswith(line := _FRAMES[size]) and data.endswith(b"\r\n"):
+                receiver.on_chunk(data, len(line))
+                return
         try:
             payload, framed, ended = decoder.feed(data)
         except ChunkError:

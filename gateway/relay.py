@@ -49,9 +49,10 @@ class Relay:
     """`http1.Receiver` of one attempt, and a `pulses.Live` stream once content came."""
 
     __slots__ = (
-        "_collected", "_framed", "_held", "_held_framed", "_parked", "_raw", "_size", "_terminal", "_withhold", "broke",
-        "client", "connection", "content_events", "dispatched_at", "exchange", "first_at", "head", "last_at",
-        "last_event_at", "longest_gap_s", "meter", "mode", "over", "passing", "scan", "tpot_s",
+        "_collected", "_framed", "_held", "_held_framed", "_parked", "_prefix", "_raw", "_size", "_suffix", "_terminal",
+        "_text_at", "_usual", "_withhold", "broke", "client", "connection", "content_events", "dispatched_at",
+        "exchange", "first_at", "head", "last_at", "last_event_at", "longest_gap_s", "meter", "mode", "over", "passing",
+        "scan", "tpot_s",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, now: float) -> None:
@@ -78,6 +79,9 @@ class Relay:
         self._collected: list[bytes] = []
         self._size = 0
         self._terminal = False
+        self._usual = False  # the next event may go on as it came, if it fits the template:
+        self._prefix = self._suffix = b""
+        self._text_at = 0
         self.over = False
 
     # -- the response --------------------------------------------------------------------------------------------
@@ -93,18 +97,17 @@ class Relay:
             return
         self.mode = Mode.COLLECT
 
-    def on_data(self, payload: bytes, framed: bytes | None) -> None:
-        now = monotonic()
-        scan = self.scan
+    def on_chunk(self, framed: bytes, start: int) -> None:
+        """The usual read: one event as one chunk. Where it fits the template it goes on as it came."""
         if (
-            self.passing
-            and payload.startswith(scan.prefix)
-            and payload.endswith(scan.suffix)
-            and payload[scan.at] != 0x22
-            and payload.find(b"\n\n") == len(payload) - 2
-            and self._parked is None
-            and not scan.carry
+            self._usual
+            and framed.startswith(self._prefix, start)
+            and framed.endswith(self._suffix)
+            and framed[start + self._text_at] != 0x22
+            and framed.find(b"\n\n", start) == len(framed) - 4
         ):
+            self._raw(framed)
+            now = monotonic()
             gap = now - self.last_at
             self.last_at = now
             self.content_events += 1
@@ -117,12 +120,21 @@ class Relay:
             else:
                 meter.idle_gaps += 1
                 meter.idle_sum_s += gap
-            if framed is not None and self._framed:
-                self._raw(framed)
-            else:
-                self.client.write(payload)
             return
+        self.on_data(framed[start:-2], framed)
+
+    def on_data(self, payload: bytes, framed: bytes | None) -> None:
+        now = monotonic()
         if self.mode is Mode.STREAM:
+            if self._usual and framed is not None and (events := self._count_usual(payload)):
+                self._raw(framed)
+                self._gap(now)
+                self.content_events += events  # those after the first came at once: gaps of zero
+                if self.meter.prefilling:
+                    self.meter.busy_gaps += events - 1
+                else:
+                    self.meter.idle_gaps += events - 1
+                return
             self._events(payload, framed, now)
         elif self.mode is Mode.PASS:
             self.last_event_at = now
@@ -134,6 +146,19 @@ class Relay:
             self._size += len(payload)
             if self._size > COLLECT_BYTES:
                 self._pass_on()
+
+    def _count_usual(self, payload: bytes) -> int:
+        """How many events of the template the payload is made of; 0 where there is anything else in it."""
+        prefix, text_at, suffix = self._prefix, self._text_at, self.scan.suffix
+        at, count, size = 0, 0, len(payload)
+        while at < size:
+            end = payload.find(b"\n\n", at) + 2
+            usual = end > 1 and payload.startswith(prefix, at) and payload.endswith(suffix, at, end)
+            if not usual or payload[at + text_at] == 0x22:
+                return 0
+            count += 1
+            at = end
+        return count
 
     def on_end(self) -> None:
         if self.over:
@@ -194,6 +219,7 @@ class Relay:
 
     def _events(self, payload: bytes, framed: bytes | None, now: float) -> None:
         scan = self.scan
+        self._usual = False
         altered = bool(scan.carry) or self._parked is not None
         out: list[bytes] = []
         commit = False
@@ -249,7 +275,15 @@ class Relay:
             self.client.write_framed(framed)
         elif out:
             self.client.write(b"".join(out))
+        self._expect()
         self._brake()
+
+    def _expect(self) -> None:
+        """Takes the template for the next reads, where they may go on untouched."""
+        scan = self.scan
+        self._usual = self.passing and self._framed and not scan.carry and self._parked is None and not self.over
+        if self._usual:
+            self._prefix, self._text_at, self._suffix = scan.prefix, scan.at, scan.suffix + b"\r\n"
 
     def _content(self, now: float) -> None:
         self.content_events += 1
@@ -258,6 +292,9 @@ class Relay:
             self.meter.live.add(self)
             self.exchange.on_first_content(now)
             return
+        self._gap(now)
+
+    def _gap(self, now: float) -> None:
         gap = now - self.last_at
         self.last_at = now
         if gap > self.longest_gap_s:
