@@ -67,8 +67,9 @@ class Admission:
             self._told_first = True
             self.proxy.scheduler.first_token(self.request.id, replica_id)
 
-    def forget(self) -> None:
-        """Committed: no other attempt follows, so a long stream need not hold its prompt."""
+    def committed(self, replica_id: str) -> None:
+        """No other attempt follows: the core may not take it back any more, and nobody needs its prompt."""
+        self.first_token(replica_id)
         self.call.body, self.call.parts, self.call.document = b"", [], None
         self.request.text = None
 

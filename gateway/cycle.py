@@ -152,7 +152,10 @@ class SplicedCycle(RequestResponseCycle):
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
-        if self.response_started or self.transport.is_closing():
+        if self.transport.is_closing():
+            self.disconnected = True  # it broke and the loop has not said so yet: there is nobody to answer
+            return
+        if self.response_started:
             return
         self.start(status, headers, len(body) if length is None else length)
         if self.scope["method"] == "HEAD" or status in _BODYLESS:

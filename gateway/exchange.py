@@ -236,7 +236,7 @@ class Exchange:
         self._comment_at = 0.0
         self.record.committed_at = now
         if self.admission is not None:
-            self.admission.forget()
+            self.admission.committed(self.record.attempts[-1].replica_id)
         if not self.started:
             self.started = True
             self.record.status = head.status

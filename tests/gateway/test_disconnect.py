@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -93,6 +94,56 @@ async def test_not_streamed(spliced: bool) -> None:
     watched = Watched()
     async with replica(watched) as a, gateway(a, spliced=spliced) as g:
         await leaves(g, watched, WHOLE)
+
+
+async def test_a_long_answer_that_has_begun_is_not_taken_back() -> None:
+    """A batch request makes way for others until its first byte; after that it would be lost, not moved."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
+    go_on, begun = asyncio.Event(), Watched(head, b"x" * 400_000)
+
+    async def script(connection: Connection, request: Seen) -> None:
+        await go_on.wait()
+        await begun(connection, request)
+
+    async with replica(script) as a, gateway(a) as g:
+        client = await g.connect()
+        await client.post("/v1/completions", WHOLE, "x-service-class: batch\r\n")
+        core = g.scheduler.balancer.fleet.replicas["r0"]
+        await until(lambda: g.in_flight == 1)
+        assert len(core.fill) == 1
+        go_on.set()
+        await client.head()
+        assert core.fill == {}
+        client.close()
+        assert (await g.record()).outcome == "cancelled"
+        assert g.in_flight == core.ledger.live_decodes == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/models", "/v1/completions"])
+async def test_when_the_connection_breaks_before_we_answer_nobody_is_blamed(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The transport is closing already and the loop has not told us yet: there is nobody to answer."""
+    server_log = logging.getLogger("uvicorn.error")
+    async with replica(playing(GOOD_WHOLE)) as a, gateway(a) as g:
+        caplog.set_level(logging.ERROR, "uvicorn.error")
+        server_log.addHandler(caplog.handler)
+        try:
+            for _ in range(20):
+                client = await g.connect()
+                await until(lambda: g.protocols and g.protocols[-1].transport is not None)
+                protocol = g.protocols.pop()
+                method = "POST" if path == "/v1/completions" else "GET"
+                body = b"{" if method == "POST" else b""
+                protocol.data_received(
+                    f"{method} {path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+                )
+                protocol.transport.abort()
+                await until(lambda: not protocol.tasks)  # noqa: B023
+                client.close()
+        finally:
+            server_log.removeHandler(caplog.handler)
+        assert caplog.text == ""
 
 
 async def test_a_half_close_is_a_departure() -> None:
