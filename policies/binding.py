@@ -60,7 +60,7 @@ class LateBinding:
         sheddable = tracked.service_class.sheddable
         if first and self.settings.admission and sheddable:
             if self.queue.count and self.sticky.refused(request.session, now):
-                return [self.refuse(tracked, "infeasible", now)]
+                return [self.refuse(tracked, "infeasible", now, late=False)]
             full = self.queue.count >= self.settings.max_held or self.queue.bytes >= self.settings.max_held_bytes
             if full:
                 return [self.refuse(tracked, "queue_full", now)]
@@ -68,7 +68,7 @@ class LateBinding:
         choice = self._choose(tracked, pool, now)
         self._set_latest_start(tracked, pool)
         if self.settings.admission and sheddable and now > tracked.latest_start:
-            return [*before, self.refuse(tracked, "infeasible", now)]
+            return [*before, self.refuse(tracked, "infeasible", now, late=False)]
         if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
             if self.price.due(now):
@@ -99,6 +99,7 @@ class LateBinding:
         self.queue.remove(tracked)
 
     def refuse(self, tracked: Tracked, reason: str, now: float, *, late: bool = True) -> Shed:
+        """late: it was feasible when it came, so the fleet has less capacity than was believed."""
         self.leave(tracked)
         request = tracked.request
         self.shed_by_reason[reason] = self.shed_by_reason.get(reason, 0) + 1

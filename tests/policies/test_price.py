@@ -78,3 +78,16 @@ def test_a_session_that_was_refused_stays_refused_for_a_while() -> None:
     assert not sticky.refused("s", 10.0)
     assert not sticky.refused("s", 9.9)  # forgotten with its end
     assert not sticky.refused(None, 1.0)
+
+
+def test_tenants_within_their_fair_share_pay_no_price() -> None:
+    price = Price(SizeFairness(2.0))
+    for n in range(600):  # 20 requests a second of 1 s each for 4 s of capacity; one in ten is not the flood's
+        at, tenant = n / 20, "modest" if n % 10 == 0 else "flood"
+        price.fairness.arrived(10_000)
+        if price.due(at):
+            price.set(4.0, at)
+        price.too_dear(10_000, 0.5 if tenant == "modest" else 1.0 + n % 7, tenant, at)
+    assert price.exempt == {"modest"}
+    assert not price.too_dear(10_000, 100.0, "modest", 30.0)
+    assert price.too_dear(10_000, 100.0, "flood", 30.0)
