@@ -159,6 +159,8 @@ def admit(
     asked = headers.get(b"x-service-class")
     class_name = proxy.tenants.service_class(tenant, None if asked is None else asked.decode("latin-1"), name)
     service_class = proxy.service_class(class_name)
+    if proxy.door.shedding and service_class.sheddable:
+        raise proxy.door.late()
     parts = call.canonical(endpoint, model, adapter)
     prompt_bytes = sum([len(part) for part in parts]) or len(body)
     generates = endpoint.kind is Kind.GENERATE

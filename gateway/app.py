@@ -69,7 +69,7 @@ class Gateway:
         self.journal = Journal(config.journal, environ) if config.journal.path else None
         self.proxy = Proxy(self.scheduler, self.fleet, config, self._finished, tenants, rng)
         self.watch = Watch(self.fleet, config.health, config.scrape, rng)
-        self.lag = LoopLag()
+        self.lag = LoopLag(self.proxy.door.lagged)
         self.control = Control(
             proxy=self.proxy,
             scheduler=self.scheduler,
@@ -202,6 +202,9 @@ class Gateway:
             working_set_enforced=core["working_set_enforced"],
             loop_lag_s=self.lag.mean_s,
             loop_lag_max_s=self.lag.worst_s(),
+            overloaded=self.proxy.door.shedding,
+            receiving_bytes=self.proxy.door.receiving_bytes,
+            door_refusals=self.proxy.door.refused,
             journal_written=self.journal.written if self.journal else 0,
             journal_dropped=self.journal.dropped if self.journal else 0,
             config_version=self.control.versions[-1].number,

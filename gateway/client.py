@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
+from gateway.door import Door
 from gateway.errors import Code, GatewayError
 from gateway.http1 import Headers
 
@@ -43,8 +44,12 @@ class Client(Protocol):
     def raw(self) -> Callable[[bytes], None]:
         """`write_framed` for all but the first write."""
 
-    async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
-        """The whole request body. Raises GatewayError (too_large, body_too_slow) or ClientGoneError."""
+    @property
+    def unsent(self) -> int:
+        """Bytes written to it and not yet taken, as far as this process knows."""
+
+    async def read_body(self, limit_bytes: int, timeout_s: float, door: Door) -> bytes:
+        """The whole body. Raises GatewayError (too_large, body_too_slow, queue_full) or ClientGoneError."""
 
     def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
         """A whole answer at once; `length` is what content-length says where that is not the body's (HEAD)."""
@@ -62,6 +67,9 @@ class Client(Protocol):
 
     def break_off(self) -> None:
         """Ends the answer so that the client sees it is not whole."""
+
+    def abandon(self) -> None:
+        """It takes nothing any more: drops what waits for it and the connection; `on_gone` follows."""
 
 
 def too_large(limit_bytes: int) -> GatewayError:
@@ -96,9 +104,14 @@ class SendClient:
     def raw(self) -> Callable[[bytes], None]:
         return self.write_framed
 
-    async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
+    @property
+    def unsent(self) -> int:
+        return self._queued_bytes
+
+    async def read_body(self, limit_bytes: int, timeout_s: float, door: Door) -> bytes:
         parts: list[bytes] = []
         size = 0
+        receipt = door.receipt()
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -110,11 +123,15 @@ class SendClient:
                     size += len(part)
                     if size > limit_bytes:
                         raise too_large(limit_bytes)
+                    if (full := receipt.grown(size)) is not None:
+                        raise full
                     parts.append(part)
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
             raise too_slow(timeout_s) from None
+        finally:
+            receipt.close()
         self._watcher = asyncio.create_task(self._watch())
         return b"".join(parts)
 
@@ -148,6 +165,11 @@ class SendClient:
     def break_off(self) -> None:
         self._broken = self._ended = True
         self._wake.set()
+
+    def abandon(self) -> None:
+        self.gone = True
+        if self.listener is not None:
+            self.listener.on_gone()
 
     async def run(self) -> None:
         """Until all is sent. Raises RuntimeError after `break_off`, so that the server cuts the connection."""

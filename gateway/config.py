@@ -175,6 +175,12 @@ def _across(config: Config) -> list[str]:
             lines.append(f'replicas[{i}].id = "{replica.name}": is taken by replicas[{first}]; give it another id')
         if replica.ca_file is not None and not _is_pem(replica.ca_file):
             lines.append(f'replicas[{i}].ca_file = "{replica.ca_file}": must be a readable PEM file')
+    limits = config.limits
+    if limits.receiving_bytes < limits.max_body_bytes:
+        lines.append(
+            f"limits.receiving_bytes = {limits.receiving_bytes}: "
+            f"must be at least limits.max_body_bytes, which is {limits.max_body_bytes}"
+        )
     lines += _policy(config)
     floors = sum(table.floor_share for table in config.classes.values())
     if floors > 1:

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from gateway import endpoints, errors
 from gateway.client import SPLICE, ClientGoneError, Listener, too_large, too_slow
+from gateway.door import Door, Receipt
 from gateway.errors import Api, GatewayError
 from gateway.http1 import Headers
 
@@ -40,6 +41,7 @@ class SplicedCycle(RequestResponseCycle):
     limit_bytes: int | None = None  # set once somebody reads the body
     listener: Listener | None = None
     _waiter: asyncio.Future[None] | None = None
+    _receipt: Receipt | None = None
     _event: asyncio.Event | None = None
     _head = b""  # not yet written
     _length_given = False
@@ -81,9 +83,13 @@ class SplicedCycle(RequestResponseCycle):
     def paused(self) -> bool:
         return bool(self.flow.write_paused)
 
+    @property
+    def unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
+
     # -- the request ---------------------------------------------------------------------------------------------
 
-    async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
+    async def read_body(self, limit_bytes: int, timeout_s: float, door: Door) -> bytes:
         self.limit_bytes = limit_bytes
         self.flow.resume_reading()  # a large body may have come whole and paused it: the client's end would go unseen
         if self.more_body and not self.disconnected:
@@ -92,6 +98,7 @@ class SplicedCycle(RequestResponseCycle):
                 raise too_large(limit_bytes)
             self._go_on()
             self._waiter = self.protocol.loop.create_future()
+            self._receipt = receipt = door.receipt()
             try:
                 async with asyncio.timeout(timeout_s):
                     self.arrived()
@@ -99,7 +106,8 @@ class SplicedCycle(RequestResponseCycle):
             except TimeoutError:
                 raise too_slow(timeout_s) from None
             finally:
-                self._waiter = None
+                self._waiter = self._receipt = None
+                receipt.close()
         if self.disconnected:
             raise ClientGoneError
         if self.size > limit_bytes:
@@ -116,13 +124,16 @@ class SplicedCycle(RequestResponseCycle):
         """More of the body is here, or the client left."""
         if self._event is not None:
             self._event.set()
-        waiter = self._waiter
-        if waiter is None or waiter.done():
+        waiter, receipt = self._waiter, self._receipt
+        if waiter is None or receipt is None or waiter.done():
             return
+        full = receipt.grown(self.size)
         if self.disconnected:
             waiter.set_exception(ClientGoneError())
         elif self.limit_bytes is not None and self.size > self.limit_bytes:
             waiter.set_exception(too_large(self.limit_bytes))
+        elif full is not None:
+            waiter.set_exception(full)
         elif not self.more_body:
             waiter.set_result(None)
 
@@ -208,8 +219,11 @@ class SplicedCycle(RequestResponseCycle):
         if self.chunked_encoding is None and not self._length_given:
             self.transport.abort()  # where the end of the connection is the end of the body, only a reset tells
         else:
-            self.transport.close()
+            self.protocol.close()
         self.on_response()
+
+    def abandon(self) -> None:
+        self.transport.abort()
 
     def _complete(self) -> None:
         self.response_complete = True
@@ -219,13 +233,13 @@ class SplicedCycle(RequestResponseCycle):
             self._event.set()
         if not self.keep_alive:
             if self.more_body:
-                linger(self.transport, self.protocol.loop)
+                linger(self.protocol)
             else:
-                self.transport.close()
+                self.protocol.close()
         self.on_response()
 
 
-def refuse(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, error: GatewayError, path: str) -> None:
+def refuse(protocol: WireProtocol, error: GatewayError, path: str) -> None:
     """Answers a connection whose request cannot be read, then closes it."""
     endpoint = endpoints.find(path)
     body = errors.body(error, Api.OTHER if endpoint is None else endpoint.api)
@@ -234,12 +248,12 @@ def refuse(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, error:
         if name != b"connection":
             lines += [name, b": ", value, b"\r\n"]
     lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
-    transport.write(b"".join([*lines, body]))
-    linger(transport, loop)
+    protocol.transport.write(b"".join([*lines, body]))
+    linger(protocol)
 
 
-def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+def linger(protocol: WireProtocol) -> None:
     """Ends our side now and the connection soon: closing with unread bytes would reset it and lose the answer."""
-    if transport.can_write_eof():
-        transport.write_eof()
-    loop.call_later(LINGER_S, transport.close)
+    if protocol.transport.can_write_eof():
+        protocol.transport.write_eof()
+    protocol.loop.call_later(LINGER_S, protocol.close)

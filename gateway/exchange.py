@@ -70,7 +70,7 @@ class Exchange:
         record.outcome = Outcome.CANCELLED  # what a cancelled task leaves behind
         try:
             tenant = self.proxy.authenticate(self.headers)
-            body = await client.read_body(limits.max_body_bytes, limits.body_timeout_s)
+            body = await client.read_body(limits.max_body_bytes, limits.body_timeout_s, self.proxy.door)
             record.received_at = time.monotonic()
             record.received_unix = time.time()
             self.admission = admit(self.proxy, self.endpoint, self.scope, self.headers, tenant, body, record)
@@ -80,7 +80,7 @@ class Exchange:
         except GatewayError as error:
             self._refuse(error)
         except ClientGoneError:
-            record.reason = "client_left"
+            record.reason = record.reason or "client_left"
         except Exception:
             log.exception("request %s failed inside the gateway", record.request_id)
             self._refuse(GatewayError(Code.INTERNAL, "the gateway failed; its log has the request id"))

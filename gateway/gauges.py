@@ -56,6 +56,9 @@ class Gauges:
     working_set_enforced: bool | None = None
     loop_lag_s: float = 0.0
     loop_lag_max_s: float = 0.0
+    overloaded: bool = False
+    receiving_bytes: int = 0
+    door_refusals: dict[str, int] = field(default_factory=dict)  # by what was short
     journal_written: int = 0
     journal_dropped: int = 0
     config_version: int = 0
@@ -101,11 +104,21 @@ class Gauges:
             ("open_requests", "Requests received and not finished.", self.open_requests),
             ("event_loop_lag_seconds", "How late the event loop runs its timers, running mean.", self.loop_lag_s),
             ("event_loop_lag_max_seconds", "The same, worst since the last scrape.", self.loop_lag_max_s),
+            ("overloaded", "1 while sheddable requests are refused because the event loop lags.", self.overloaded),
+            ("receiving_bytes", "Bytes of request bodies that are on their way in.", self.receiving_bytes),
             ("config_version", "Number of configurations since start.", self.config_version),
             ("draining", "1 while the gateway shuts down.", self.draining),
         )
         for name, help_text, value in single:
             if value is not None:
                 yield GaugeMetricFamily(f"forebay_{name}", help_text, value=float(value))
+        refusals = CounterMetricFamily(
+            "forebay_door_refusals",
+            "Refused because the gateway itself was short of something.",
+            labels=("of",),
+        )
+        for of, count in self.door_refusals.items():
+            refusals.add_metric([of], float(count))
+        yield refusals
         yield CounterMetricFamily("forebay_journal_lines", "Journal lines written.", value=self.journal_written)
         yield CounterMetricFamily("forebay_journal_dropped", "Journal lines dropped.", value=self.journal_dropped)

@@ -1,20 +1,25 @@
 """How late the event loop runs its timers: the one honest sign that the gateway itself is the bottleneck.
 
 A timer is set every 100 ms and its lateness measured. Everything on the loop (streams, decisions, scrapes) is at
-least this late, so it is exported, and a loop that is late by more than the pulse interval makes pacing blind.
+least this late, so it is exported, a loop that is late by more than the pulse interval makes pacing blind, and one
+that stays late closes the door (`door.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 INTERVAL_S = 0.1
 MEMORY = 0.1  # of the running mean
 
 
 class LoopLag:
-    def __init__(self) -> None:
+    """`told` hears the running mean at each measurement."""
+
+    def __init__(self, told: Callable[[float], None] | None = None) -> None:
         self.mean_s = 0.0
+        self._told = told
         self._worst_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -31,8 +36,13 @@ class LoopLag:
         worst, self._worst_s = self._worst_s, 0.0
         return worst
 
-    def _rang(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
-        late_s = max(0.0, loop.time() - due)
+    def late(self, late_s: float) -> None:
+        """One measurement."""
         self.mean_s += MEMORY * (late_s - self.mean_s)
         self._worst_s = max(self._worst_s, late_s)
+        if self._told is not None:
+            self._told(self.mean_s)
+
+    def _rang(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self.late(max(0.0, loop.time() - due))
         self._timer = loop.call_later(INTERVAL_S, self._rang, loop, loop.time() + INTERVAL_S)

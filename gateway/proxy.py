@@ -16,6 +16,7 @@ from gateway import endpoints, errors, headers, retry
 from gateway.admit import Admission
 from gateway.client import SPLICE, Client, Receive, Scope, Send, SendClient
 from gateway.config import Config
+from gateway.door import Door
 from gateway.endpoints import Kind
 from gateway.errors import Code, GatewayError
 from gateway.exchange import Exchange
@@ -24,6 +25,7 @@ from gateway.record import RequestRecord
 from gateway.relay import Mode, Relay
 from gateway.retry import Failure, RetryBudget
 from gateway.scheduler import Scheduler
+from gateway.stall import Stalls
 from gateway.tenants import Tenant, Tenants
 from gateway.upstream import Pool
 from policies.feedback import BytesPerToken
@@ -50,6 +52,8 @@ class Proxy:
         self.fleet = fleet
         self.sink = sink
         self.rng = rng or random.Random()
+        self.door = Door(config.limits)
+        self.stalls = Stalls()
         self.budget = RetryBudget(config.retry.budget_share, config.retry.budget_per_s)
         self.bytes_per_token = BytesPerToken()
         self.live: set[Exchange] = set()
@@ -62,6 +66,7 @@ class Proxy:
 
     def configure(self, config: Config, tenants: Tenants) -> None:
         self.config = config
+        self.door.configure(config.limits)
         self.tenants = tenants
         self.trusted = frozenset(config.listen.trusted_proxies)
         self._classes = config.service_classes()
@@ -226,6 +231,9 @@ class Proxy:
     def on_tick(self, now: float) -> bool:
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
+            for exchange in self.stalls.look(self.live, now, self.config.timeouts.client_stall_s):
+                exchange.record.reason = "client_stalled"
+                exchange.client.abandon()
             for exchange in list(self.live):
                 exchange.on_tick(now)
         return bool(self.live)

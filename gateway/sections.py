@@ -60,6 +60,10 @@ class Limits(Table):
     """Most requests held for dispatch; beyond it 429 queue_full."""
     held_bytes: int = Field(default=512 * 1024 * 1024, gt=0)
     """Most bytes of bodies of held requests; beyond it 429 queue_full."""
+    receiving_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    """Most bytes of bodies that are on their way in at once; beyond it 429 queue_full."""
+    loop_lag_s: SecondsOrNone = 0.25
+    """Smoothed lag of the event loop above which sheddable requests get 429 queue_full, until half of it; or "none"."""
 
 
 class Timeouts(Table):
@@ -73,6 +77,8 @@ class Timeouts(Table):
     """From dispatch to the headers of an answer that is not streamed; "none" leaves it to the request's deadline."""
     pool_idle_s: Seconds = 3.5
     """Idle upstream connections are closed after this; vLLM closes them after 5 s."""
+    client_stall_s: SecondsOrNone = 120.0
+    """A client that takes nothing of its answer for this long is closed and its replica freed; "none" waits for it."""
 
 
 class Stream(Table):

@@ -33,7 +33,9 @@ class Server(uvicorn.Server):
                 gateway,
                 loop="uvloop",
                 http=wire.protocol(
-                    max_header_bytes=config.limits.max_header_bytes, body_timeout_s=config.limits.body_timeout_s
+                    max_header_bytes=config.limits.max_header_bytes,
+                    body_timeout_s=config.limits.body_timeout_s,
+                    client_stall_s=config.timeouts.client_stall_s,
                 ),
                 ws="none",
                 lifespan="off",

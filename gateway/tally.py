@@ -45,7 +45,10 @@ CHOICES = frozenset(
         "mixed",
     }
 )
-FAILURES = {"connect_timeout", "preempted", "client_left", "http_5xx", *(f"http_{s}" for s in HTTPStatus if s >= 400)}
+FAILURES = {
+    *("connect_timeout", "preempted", "client_left", "client_stalled", "http_5xx"),
+    *(f"http_{s}" for s in HTTPStatus if s >= 400),
+}
 REASONS = frozenset({c.value for c in Code} | {s.value for s in Sign} | FAILURES)
 
 

@@ -25,9 +25,14 @@ PIPELINE_DEPTH = 8  # requests read ahead; reading goes on meanwhile, so that a 
 _DROP_ON_IGNORED_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
-def protocol(*, max_header_bytes: int, body_timeout_s: float) -> Any:
+def protocol(*, max_header_bytes: int, body_timeout_s: float, client_stall_s: float | None = None) -> Any:
     """What uvicorn takes as `http=`."""
-    return partial(WireProtocol, max_header_bytes=max_header_bytes, body_timeout_s=body_timeout_s)
+    return partial(
+        WireProtocol,
+        max_header_bytes=max_header_bytes,
+        body_timeout_s=body_timeout_s,
+        client_stall_s=client_stall_s,
+    )
 
 
 class WireProtocol(HttpToolsProtocol):
@@ -36,8 +41,11 @@ class WireProtocol(HttpToolsProtocol):
     cycle: SplicedCycle
     serving: SplicedCycle | None
 
-    def __init__(self, *args: Any, max_header_bytes: int, body_timeout_s: float, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, max_header_bytes: int, body_timeout_s: float, client_stall_s: float | None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.client_stall_s = client_stall_s
         self.max_header_bytes = max_header_bytes
         self.body_timeout_s = body_timeout_s
         self.serving = None
@@ -159,7 +167,7 @@ class WireProtocol(HttpToolsProtocol):
         cycle.more_body = False
         if cycle.response_complete:
             if not cycle.keep_alive:
-                self.transport.close()  # the answer was given early and the rest is read now
+                self.close()  # the answer was given early and the rest is read now
             return
         cycle.arrived()
 
@@ -180,7 +188,7 @@ class WireProtocol(HttpToolsProtocol):
                 return
             serving.lost()
         path = self.url.partition(b"?")[0].decode("latin-1")
-        refuse(self.transport, self.loop, error, path)
+        refuse(self, error, path)
 
     def _too_large(self) -> None:
         limit = self.max_header_bytes
@@ -233,7 +241,14 @@ class WireProtocol(HttpToolsProtocol):
         if left > 0.001:
             self._idle_timer = self.loop.call_later(left, self._look_idle)
         else:
-            self.transport.close()
+            self.close()
+
+    def close(self) -> None:
+        """Closes once all is sent; what a client has not taken by `client_stall_s` from now is dropped."""
+        transport = self.transport
+        transport.close()
+        if self.client_stall_s is not None and transport.get_write_buffer_size():
+            self.loop.call_later(self.client_stall_s, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._slow, self._idle_timer):

@@ -269,7 +269,9 @@ async def gateway(
         await proxy(scope, receive, send)
 
     protocol = wire.protocol(
-        max_header_bytes=config.limits.max_header_bytes, body_timeout_s=config.limits.body_timeout_s
+        max_header_bytes=config.limits.max_header_bytes,
+        body_timeout_s=config.limits.body_timeout_s,
+        client_stall_s=config.timeouts.client_stall_s,
     )
     served = uvicorn.Config(
         proxy if spliced else unspliced,
