@@ -17,6 +17,7 @@ from gateway.signals import Sign
 from policies.model import Outcome
 
 BURST = 10.0  # retries that may come at once
+_UNCAUGHT = b"Internal Server Error"  # Starlette's whole body; vLLM's own errors are JSON
 
 
 class RetryBudget:
@@ -75,7 +76,9 @@ PREEMPTED = Failure("preempted", Outcome.CANCELLED, Sign.BACKPRESSURE, True)
 
 
 def of_status(status: int, body: bytes) -> Failure | None:
-    """What an error status says; None for success. 500 is final unless the engine is dead: it may be the request's."""
+    """What an error status says; None for success. 500 is final, for it may be the request's, unless the engine is
+    dead or the body is the web framework's: vLLM 0.32 that drains has closed the pool that renders prompts, and every
+    new request with text ends in that exception (prompts of token ids get `abort`)."""
     if status < 400:
         return None
     if status in (429, 503):
@@ -84,7 +87,8 @@ def of_status(status: int, body: bytes) -> Failure | None:
         return Failure(f"http_{status}", Outcome.CLIENT_ERROR, Sign.CLIENT_ERROR, False)
     if _engine_dead(body):
         return ENGINE_DEAD
-    return Failure(f"http_{status}" if status < 600 else "http_5xx", Outcome.ERROR, Sign.ERROR_STATUS, status == 502)
+    elsewhere = status == 502 or (status == 500 and body == _UNCAUGHT)
+    return Failure(f"http_{status}" if status < 600 else "http_5xx", Outcome.ERROR, Sign.ERROR_STATUS, elsewhere)
 
 
 def of_error_event(error: dict[str, object]) -> tuple[int, Failure]:

@@ -53,6 +53,7 @@ BEFORE_COMMIT = {
     "502": playing([whole(b"502 Bad Gateway", b"{}")]),
     "503 of the queue limit": playing([whole(b"503 Service Unavailable", b'{"error":{"message":"busy"}}')]),
     "500 of a dead engine": playing([whole(b"500 Internal Server Error", b'{"error":"%b"}' % ENGINE_DEAD)]),
+    "500 that nobody caught": playing([whole(b"500 Internal Server Error", b"Internal Server Error")]),
     "no HTTP": playing([b"SSH-2.0-OpenSSH\r\n\r\n"]),
     "abort with nothing generated": playing([STREAM_HEAD, event("", "abort"), DONE]),
     "error event 503": playing([STREAM_HEAD, error_event(503), DONE]),
@@ -82,6 +83,16 @@ async def test_a_draining_black_hole_is_passed_over_and_ejected() -> None:
             answer = await g.post("/v1/completions", WHOLE)
             assert orjson.loads(answer.body)["choices"][0]["text"] == "ok"
         assert len(hole.seen) == 1
+        assert not g.fleet.available("r0")
+
+
+async def test_a_draining_replica_that_cannot_render_prompts_is_passed_over_and_ejected() -> None:
+    """vLLM 0.32 in its drain answers chat with the framework's 500, faster than all others."""
+    failing = playing([whole(b"500 Internal Server Error", b"Internal Server Error")])
+    async with replica(failing) as hole, replica(playing(GOOD_WHOLE)) as good, gateway(hole, good) as g:
+        for _ in range(8):
+            assert (await g.post("/v1/completions", WHOLE)).status == 200
+        assert len(hole.seen) == 3  # in a row: one alone may be the request's own fault
         assert not g.fleet.available("r0")
 
 
