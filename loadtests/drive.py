@@ -30,7 +30,10 @@ SPARE_S = 0.002  # real seconds: a body is made only when the next row is furthe
 
 
 class Clock:
-    """Seconds of the schedule: 0 at the start of the window, `scale` times faster than real ones."""
+    """Seconds of the schedule: 0 at the start of the window, `scale` times faster than real ones.
+
+    The driver knows no other time: whatever it waits for is set here.
+    """
 
     def __init__(self, start_at: float, scale: float = 1.0) -> None:
         self.start_at, self.scale = start_at, scale  # start_at in time.perf_counter(), which processes share
@@ -41,10 +44,19 @@ class Clock:
     def real(self, seconds: float) -> float:
         return seconds / self.scale
 
+    def call_at(self, at_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """At once where that time has passed."""
+        return asyncio.get_running_loop().call_later(self.real(at_s - self.now()), callback)
+
     async def until(self, at_s: float) -> None:
-        wait = self.real(at_s - self.now())
-        if wait > 0:
-            await asyncio.sleep(wait)
+        if at_s <= self.now():
+            return
+        reached = asyncio.Event()
+        timer = self.call_at(at_s, reached.set)
+        try:
+            await reached.wait()
+        finally:
+            timer.cancel()
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,14 +128,14 @@ class Driver:
         size = 0
         for row in self._rows:
             if size >= limit_bytes:
-                return
+                break
             request = self._build(row)
             self._bodies[row.id] = request
             size += len(request.body)
+        gc.collect()  # here, not in the run: it takes a second on a busy machine, and the first rows would be late
 
     async def run(self) -> list[Record]:
         """Runs to W + D, or until every counted row has ended; gives a record for each row, in order of row."""
-        gc.collect()
         gc.freeze()
         gc.disable()
         probe = LoopProbe()
@@ -144,16 +156,19 @@ class Driver:
         return [self.records[row.id] for row in self._rows]
 
     async def _until_end(self, pacing: asyncio.Task[None]) -> None:
-        end = self.clock.real(self.schedule.window_s + self.schedule.drain_s - self.clock.now())
+        over = asyncio.Event()
+        timer = self.clock.call_at(self.schedule.window_s + self.schedule.drain_s, over.set)
         ended = asyncio.ensure_future(self._all_counted_done.wait())
+        late = asyncio.ensure_future(over.wait())
         try:
             # a failure of the pacing itself is raised, not waited out
-            done, _ = await asyncio.wait({ended, pacing}, timeout=end, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({ended, late, pacing}, return_when=asyncio.FIRST_COMPLETED)
             if pacing in done:
                 pacing.result()
-                left = self.clock.real(self.schedule.window_s + self.schedule.drain_s - self.clock.now())
-                await asyncio.wait({ended}, timeout=max(0.0, left))
+                await asyncio.wait({ended, late}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            timer.cancel()
+            late.cancel()
             ended.cancel()
 
     # -- pacing ----------------------------------------------------------------------------------------------------
@@ -186,6 +201,7 @@ class Driver:
 
         for record in self.records.values():
             record.counted = False  # counted when it starts: the number offered depends on the server
+        await self.clock.until(min(0.0, units[0][0].at_s or 0.0) if units else 0.0)
         await asyncio.gather(*(worker() for _ in range(self.behaviour.concurrency or 1)))
         self._all_counted_done.set()
 
@@ -254,20 +270,23 @@ class Driver:
         loop = asyncio.get_running_loop()
         objectives = self.schedule.objectives(row)
         scheduled_s = record.scheduled_s or 0.0
-        hang_up: float | None = None
-        if self.behaviour.hang_up_at_deadline and objectives.e2e_s is not None:
-            hang_up = loop.time() + self.clock.real(scheduled_s + objectives.e2e_s - self.clock.now())
         answer = self._answer(request, rng)
-        limit = asyncio.timeout_at(hang_up)
-        impatient: asyncio.TimerHandle | None = None
+        limit = asyncio.timeout(None)
+        timers: list[asyncio.TimerHandle] = []
 
         def leave() -> None:
-            if answer.first_content_at is None:
+            if not limit.expired():
                 limit.reschedule(loop.time())
 
+        def lose_patience() -> None:
+            if answer.first_content_at is None:
+                leave()
+
+        if self.behaviour.hang_up_at_deadline and objectives.e2e_s is not None:
+            timers.append(self.clock.call_at(scheduled_s + objectives.e2e_s, leave))
         if self.behaviour.patience_s is not None:
             drawn = self.behaviour.patience_s * rng.lognormvariate(0.0, 0.5)
-            impatient = loop.call_later(self.clock.real(scheduled_s + drawn - self.clock.now()), leave)
+            timers.append(self.clock.call_at(scheduled_s + drawn, lose_patience))
         try:
             async with limit:
                 while True:
@@ -277,7 +296,7 @@ class Driver:
                         wait = self.behaviour.retries.wait_s(record.attempts - 1, answer.status, headers, rng)
                     if wait is None or answer.fault() is None or answer.content_events:
                         break
-                    await asyncio.sleep(self.clock.real(wait))
+                    await self.clock.until(self.clock.now() + wait)
                     record.wasted_tokens += answer.output_tokens or answer.content_events
                     answer = self._answer(request, rng)
             record.read(answer)
@@ -292,8 +311,8 @@ class Driver:
             record.read(answer)
             raise
         finally:
-            if impatient is not None:
-                impatient.cancel()
+            for timer in timers:
+                timer.cancel()
 
     def _answer(self, request: WireRequest, rng: random.Random) -> Answer:
         share = self.behaviour.keep_text_share

@@ -8,7 +8,9 @@ tokens) may reuse a little more than this says at the end of a shared part.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from loadtests.schedule import Row
 
@@ -17,23 +19,19 @@ def ceiling(
     rows: Sequence[Row],
     block_tokens: int,
     replicas: int = 1,
-    held: Callable[[Row], Sequence[int]] = lambda row: row.blocks,
+    held: Callable[[Row], Sequence[int]] | None = None,
 ) -> float | None:
     """Share of prompt tokens, 0..1; None without prompts. `replicas` caches, rows dealt in turn.
 
-    `held`: the blocks a cache has after a row; its prompt's, or more where the answer is sent back in a later turn.
+    `held`: the blocks a cache has after a row; by default its prompt's, more where the answer is sent back later.
     """
-    caches: list[set[tuple[str | None, int]]] = [set() for _ in range(replicas)]
+    caches: dict[tuple[int, str | None], set[int]] = defaultdict(set)
     reused = total = 0
-    ordered = sorted(rows, key=lambda r: (r.at_s is None, r.at_s or 0.0, r.id)) if replicas > 1 else list(rows)
+    ordered = sorted(rows, key=lambda r: (r.at_s is None, r.at_s or 0.0, r.id)) if replicas > 1 else rows
     for turn, row in enumerate(ordered):
-        cache = caches[turn % replicas]
+        cache = caches[turn % replicas, row.adapter]
         total += row.prompt_tokens
-        hit = 0
-        for block in row.blocks:
-            if (row.adapter, block) not in cache:
-                break
-            hit += 1
+        hit = len(list(takewhile(cache.__contains__, row.blocks)))
         reused += min(hit * block_tokens, max(0, row.prompt_tokens - 1))
-        cache.update((row.adapter, block) for block in held(row))
+        cache.update(row.blocks[hit:] if held is None else held(row))
     return reused / total if total else None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import orjson
 
+from loadtests.answer import Answer
 from loadtests.client import Client, Target
 from loadtests.drive import Behaviour, Clock, Driver, WireRequest
 from loadtests.record import Record
@@ -16,7 +18,7 @@ from loadtests.retry import OFFICIAL
 from loadtests.schedule import Row, Schedule
 from policies.model import ServiceClass
 from policies.objectives import Partition
-from tests.loadtests.scripted import HEAD, LAST, Call, Script, full_answer, piece, scripted, until, usage
+from tests.loadtests.scripted import HEAD, LAST, Call, Script, Server, full_answer, piece, scripted, until, usage
 
 CHAT = "/v1/chat/completions"
 LOOSE = ServiceClass("interactive", ttft_s=20.0, tpot_s=20.0)
@@ -45,6 +47,69 @@ async def drive(
         clock = Clock(time.perf_counter() + 0.02)
         driver = Driver(schedule, build, Client(Target.parse(server.url), clock.now), clock, behaviour)
         return await driver.run(), driver, server.calls
+
+
+class HandClock(Clock):
+    """Time passes when the story says so: then its end cannot depend on how busy the machine is."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.at_s = -1.0
+        self.timers: list[tuple[float, asyncio.TimerHandle]] = []
+
+    def now(self) -> float:
+        return self.at_s
+
+    def call_at(self, at_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        never = asyncio.TimerHandle(loop.time(), callback, (), loop)
+        self.timers.append((at_s, never))
+        self.advance(self.at_s)
+        return never
+
+    def advance(self, at_s: float) -> None:
+        self.at_s = at_s
+        for due in [timer for timer in self.timers if timer[0] <= at_s]:
+            self.timers.remove(due)
+            asyncio.get_running_loop().call_soon(lambda timer=due[1]: timer.cancelled() or timer._run())
+
+
+class Watched(Client):
+    """A client whose answers the story can see while they come in."""
+
+    answers: list[Answer]
+
+    async def send(self, path: str, body: bytes, answer: Answer, **more: object) -> dict[str, str]:  # type: ignore[override]
+        self.answers.append(answer)
+        return await super().send(path, body, answer, **more)  # type: ignore[arg-type]
+
+    def begun(self) -> int:
+        """Answers with content."""
+        return sum(answer.first_content_at is not None for answer in self.answers)
+
+    def ended(self) -> int:
+        return sum(answer.ended_at is not None for answer in self.answers)
+
+
+@asynccontextmanager
+async def by_hand(
+    script: Script,
+    rows: Sequence[Row],
+    *,
+    behaviour: Behaviour | None = None,
+    service_class: ServiceClass = LOOSE,
+    window_s: float = 1.0,
+    drain_s: float = 20.0,
+) -> AsyncIterator[tuple[HandClock, Watched, asyncio.Task[list[Record]], Server]]:
+    """A run under way whose clock stands at -1 s."""
+    schedule = Schedule(tuple(rows), window_s, drain_s, 512, {"interactive": service_class})
+    async with asyncio.timeout(30.0), scripted(script) as server:
+        clock = HandClock()
+        client = Watched(Target.parse(server.url), clock.now)
+        client.answers = []
+        running = asyncio.ensure_future(Driver(schedule, build, client, clock, behaviour).run())
+        await asyncio.sleep(0)
+        yield clock, client, running, server
 
 
 async def test_every_row_is_sent_and_good() -> None:
@@ -94,16 +159,38 @@ async def test_what_is_open_at_the_end_of_the_drain_is_unfinished() -> None:
         else:
             await full_answer(call)
 
-    records, _, _ = await drive(stall, [row(0, 0.0), row(1, 0.0)], window_s=0.1, drain_s=0.2)
+    rows = [row(0, 0.0), row(1, 0.0)]
+    async with by_hand(stall, rows, window_s=0.25, drain_s=0.25) as (clock, client, running, _):
+        clock.advance(0.0)
+        await until(lambda: (client.begun(), client.ended()) == (2, 1))
+        clock.advance(0.49)
+        await asyncio.sleep(0)
+        assert not running.done()
+        clock.advance(0.5)
+        records = await running
     assert [r.partition for r in records] == [Partition.GOOD, Partition.UNFINISHED]
-    assert records[1].first_s is not None
+    assert (records[0].end_s, records[1].first_s, records[1].end_s) == (0.0, 0.0, None)
 
 
 async def test_warm_up_and_cool_down_rows_are_sent_and_not_counted() -> None:
-    rows = [row(0, -0.01), row(1, 0.02), row(2, 0.5)]
-    records, _, calls = await drive(full_answer, rows, window_s=0.1, drain_s=1.0)
+    cool_down_came = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if call.json["id"] == 2:
+            cool_down_came.set()
+        elif call.json["id"] == 1:
+            await cool_down_came.wait()  # with its last counted answer the run ends
+        await full_answer(call)
+
+    rows = [row(0, -0.5), row(1, 0.02), row(2, 0.5)]
+    async with by_hand(script, rows, window_s=0.1) as (clock, _, running, server):
+        for sent, at_s in enumerate((-0.5, 0.02, 0.5), 1):
+            clock.advance(at_s)
+            await until(lambda sent=sent: len(server.calls) == sent)
+        records = await running
+    assert [call.json["id"] for call in server.calls] == [0, 1, 2]
     assert [r.counted for r in records] == [False, True, False]
-    assert len(calls) >= 2
+    assert [r.dispatched_s for r in records] == [-0.5, 0.02, 0.5]
 
 
 async def test_a_later_turn_waits_for_the_answer_and_the_think_time() -> None:
@@ -172,38 +259,57 @@ async def test_a_client_hangs_up_at_its_deadline_and_the_server_sees_it() -> Non
         await call.send(HEAD)
         await call.event(piece("a"))
 
-    service_class = ServiceClass("interactive", ttft_s=9.0, e2e_s=0.1)
-    schedule = Schedule((row(0, 0.0),), 1.0, 20.0, 512, {"interactive": service_class})
-    async with scripted(script) as server:
-        clock = Clock(time.perf_counter())
-        (record,) = await Driver(schedule, build, Client(Target.parse(server.url), clock.now), clock).run()
+    deadline = ServiceClass("interactive", ttft_s=9.0, e2e_s=10.0)
+    async with by_hand(script, [row(0, 0.5)], service_class=deadline) as (clock, client, running, server):
+        clock.advance(0.6)
+        await until(lambda: client.begun() == 1)
+        clock.advance(10.4)
+        await asyncio.sleep(0)
+        assert server.hung_up == 0
+        clock.advance(10.5)  # counted from its scheduled time, not from when it was sent
+        (record,) = await running
         await until(lambda: server.hung_up == 1)
     assert (record.partition, record.reason) == (Partition.ABANDONED, "at the deadline")
+    assert record.end_s == 10.5
 
 
 async def test_an_impatient_client_leaves_before_the_first_token() -> None:
+    patience_s = random.Random("0/0").lognormvariate(0.0, 0.5)
+
     async def script(call: Call) -> None:
         await call.send(HEAD)
 
-    records, _, _ = await drive(script, [row(0, 0.0)], behaviour=Behaviour(patience_s=0.02))
-    assert (records[0].partition, records[0].reason) == (Partition.ABANDONED, "before the first token")
+    async with by_hand(script, [row(0, 0.0)], behaviour=Behaviour(patience_s=1.0)) as (clock, _, running, server):
+        clock.advance(0.0)
+        await until(lambda: len(server.calls) == 1)
+        clock.advance(patience_s - 0.01)
+        await asyncio.sleep(0)
+        assert server.hung_up == 0
+        clock.advance(patience_s)
+        (record,) = await running
+        await until(lambda: server.hung_up == 1)
+    assert (record.partition, record.reason) == (Partition.ABANDONED, "before the first token")
 
 
 async def test_patience_ends_with_the_first_token() -> None:
-    patience_s = random.Random("0/0").lognormvariate(0.0, 0.5)
     release = asyncio.Event()
 
     async def script(call: Call) -> None:
         await call.send(HEAD)
         await call.event(piece("a"))
-        asyncio.get_running_loop().call_later(patience_s + 0.1, release.set)
         await release.wait()
         await call.event(piece("b"), piece("c", "length"), usage(4, 3), b"data: [DONE]\n\n")
         await call.send(LAST)
 
-    records, _, _ = await drive(script, [row(0, 0.0)], behaviour=Behaviour(patience_s=1.0))
-    assert records[0].partition is Partition.GOOD
-    assert records[0].longest_gap_s > 0.1
+    async with by_hand(script, [row(0, 0.0)], behaviour=Behaviour(patience_s=1.0)) as (clock, client, running, _):
+        clock.advance(0.0)
+        await until(lambda: client.begun() == 1)
+        clock.advance(15.0)
+        await asyncio.sleep(0)
+        release.set()
+        (record,) = await running
+    assert record.partition is Partition.GOOD
+    assert record.longest_gap_s == 15.0
 
 
 async def test_response_paced_keeps_so_many_in_flight() -> None:
@@ -234,9 +340,16 @@ async def test_a_straggler_does_not_change_what_the_rate_is_divided_by() -> None
         else:
             await full_answer(call)
 
-    records, driver, _ = await drive(script, [row(i, 0.0) for i in range(4)], window_s=0.2, drain_s=0.3)
+    rows = [row(i, 0.0) for i in range(4)]
+    async with by_hand(script, rows, window_s=0.25, drain_s=0.25) as (clock, client, running, server):
+        clock.advance(0.0)
+        await until(lambda: (client.ended(), len(server.calls)) == (3, 4))
+        clock.advance(0.49)
+        await asyncio.sleep(0)
+        assert not running.done()
+        clock.advance(0.5)
+        records = await running
     assert [r.partition for r in records] == [*[Partition.GOOD] * 3, Partition.UNFINISHED]
-    assert driver.schedule.window_s + driver.schedule.drain_s == 0.5
 
 
 async def test_the_clock_of_scaled_replicas_runs_as_fast_as_they_do() -> None:

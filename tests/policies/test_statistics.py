@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import statistics as s
@@ -113,6 +113,7 @@ def test_bootstrap_bounds_hold_the_estimate_and_stay_in_range(values: list[float
     assert interval.estimate - 1e-6 <= interval.high <= max(values) + 1e-6
 
 
+@settings(max_examples=10)  # each draws 20,000 resamples
 @given(st.lists(st.floats(-1e3, 1e3), min_size=9, max_size=12))
 def test_the_same_blocks_give_the_same_interval(values: list[float]) -> None:
     assert s.bootstrap_mean(values) == s.bootstrap_mean(values)

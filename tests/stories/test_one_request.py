@@ -106,14 +106,16 @@ def test_a_client_that_leaves_closes_the_replicas_stream(front: Gateway, held: H
     assert wait_for(lambda: front.metric("forebay_requests_total", outcome="cancelled"), "recorded as cancelled") == 1
 
 
-def test_user_errors_never_eject_a_replica(front: Gateway, replicas: list[ScriptedReplica]) -> None:
-    for n in range(40):
-        assert post(front.url, chat(f"wrong {n}", temperature=-1)).status_code == 400
-    assert sum(len(r.seen) for r in replicas) == 40  # and none was tried twice
-    assert front.metric("forebay_ejections_total") == 0
-    assert {post(front.url, chat(f"right {n}")).headers["x-forebay-replica"] for n in range(8)} == {
-        r.url.removeprefix("http://") for r in replicas
-    }
+def test_user_errors_never_eject_a_replica(replicas: list[ScriptedReplica], tmp_path: Path) -> None:
+    with gateway([r.url for r in replicas], tmp_path, policy="round_robin") as front:
+        wait_for(lambda: front.metric("forebay_replica_available") == 4, "all replicas are in")
+        for n in range(40):
+            assert post(front.url, chat(f"wrong {n}", temperature=-1)).status_code == 400
+        assert [len(r.seen) for r in replicas] == [10] * 4  # and none was tried twice
+        assert front.metric("forebay_ejections_total") == 0
+        assert front.metric("forebay_replica_available") == 4
+        chosen = [post(front.url, chat(f"right {n}")).headers["x-forebay-replica"] for n in range(8)]
+    assert Counter(chosen) == {r.url.removeprefix("http://"): 2 for r in replicas}
 
 
 def reload(front: Gateway, change: Callable[[], None]) -> None:
