@@ -81,17 +81,28 @@ class Admission:
 
     def message(self, pool: Pool, exchange: Exchange) -> list[bytes | memoryview]:
         """The forwarded request in parts: head, then the body as received (and the usage splice)."""
+        template, rules = exchange.head, self.proxy.config
+        parts = self.call.parts
+        known = None if template is None else template.forwarded(pool, rules)
+        if known is None:
+            known = self._lines(pool, exchange)
+            if template is not None:
+                template.remember(pool, rules, *known)
+        before, between = known
+        if parts or exchange.scope["method"] in ("POST", "PUT", "PATCH"):
+            between += b"content-length: %d\r\n" % self.call.length
+        head = b"%b%b\r\n%b\r\n" % (before, exchange.request_id, between)
+        if len(parts) == 1 and len(parts[0]) < 16384:
+            return [head + parts[0]]
+        return [head, *parts]
+
+    def _lines(self, pool: Pool, exchange: Exchange) -> tuple[bytes, bytes]:
+        """The head as it is forwarded: what stands before the request id, and behind it without length and end."""
         scope, proxy = exchange.scope, self.proxy
-        method: bytes = scope["method"].encode()
         query: bytes = scope["query_string"]
         client = scope.get("client")
-        parts = self.call.parts
-        has_body = bool(parts) or scope["method"] in ("POST", "PUT", "PATCH")
         lines = header_rules.upstream(
             scope["headers"],
-            authority=pool.authority,
-            request_id=exchange.request_id,
-            length=self.call.length if has_body else None,
             peer=client[0] if client else "",
             scheme=scope.get("scheme", "http"),
             trusted=proxy.trusted,
@@ -99,10 +110,8 @@ class Admission:
             drop_authorization=proxy.tenants.configured,
         )
         target = pool.prefix + scope["raw_path"] + (b"?" + query if query else b"")
-        head = b"".join([method, b" ", target, b" HTTP/1.1\r\n", *lines])
-        if len(parts) == 1 and len(parts[0]) < 16384:
-            return [head + parts[0]]
-        return [head, *parts]
+        first = b"%b %b HTTP/1.1\r\nhost: %b\r\nx-request-id: " % (scope["method"].encode(), target, pool.authority)
+        return first, b"".join(lines)
 
     def close(self, record: RequestRecord, usage: Usage | None, relay: Relay | None) -> None:
         """The end of the request: core, meters, tenant, and what the record still lacks."""

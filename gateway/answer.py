@@ -6,7 +6,6 @@ answered nothing, or only a part (vLLM does both with a clean 200), so it is a f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,24 +31,26 @@ def read(api: Api, body: bytes) -> Reading:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         return Reading()
-    if not isinstance(document, dict):
+    if type(document) is not dict:
         return Reading()
     return Reading(usages.read(document.get("usage")), _aborted(api, document), _id(api, document))
 
 
-def _aborted(api: Api, document: Mapping[str, Any]) -> bool:
+def _aborted(api: Api, document: dict[str, Any]) -> bool:
     if api is Api.MESSAGES:
         return document.get("stop_reason") == "abort"
     if api is Api.RESPONSES:
         details = document.get("incomplete_details")
-        reason = details.get("reason") if isinstance(details, dict) else None
+        reason = details.get("reason") if type(details) is dict else None
         return document.get("status") in ("cancelled", "incomplete") and reason is not None and reason not in _FINE
     choices = document.get("choices")
-    return isinstance(choices, list) and any(
-        isinstance(choice, dict) and choice.get("finish_reason") in ("abort", "error") for choice in choices
-    )
+    if type(choices) is list:
+        for choice in choices:
+            if type(choice) is dict and choice.get("finish_reason") in ("abort", "error"):
+                return True
+    return False
 
 
-def _id(api: Api, document: Mapping[str, Any]) -> str:
+def _id(api: Api, document: dict[str, Any]) -> str:
     value = document.get("id") if api is Api.RESPONSES else None
     return value if isinstance(value, str) else ""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from gateway.door import Door
 from gateway.errors import Code, GatewayError
-from gateway.http1 import Headers
+from gateway.headers import Headers
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,8 +37,11 @@ class Listener(Protocol):
 
 class Client(Protocol):
     framed: bool  # chunk framing may be written as received
-    paused: bool
     listener: Listener | None
+
+    @property
+    def paused(self) -> bool:
+        """It does not read."""
 
     @property
     def raw(self) -> Callable[[bytes], None]:
@@ -53,6 +56,9 @@ class Client(Protocol):
 
     def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
         """A whole answer at once; `length` is what content-length says where that is not the body's (HEAD)."""
+
+    def respond_joined(self, status: int, lines: bytes, body: bytes) -> None:
+        """The same with header lines as they are written; only where `framed` is true, and not to HEAD."""
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         """The head of an answer whose body follows; `length` None: chunked, or until close for HTTP/1.0."""
@@ -140,6 +146,9 @@ class SendClient:
         if not self._head_only:
             self.write(body)
         self.end()
+
+    def respond_joined(self, status: int, lines: bytes, body: bytes) -> None:
+        raise AssertionError("framing belongs to the server here")
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         if length is not None:

@@ -19,7 +19,7 @@ from gateway import endpoints, errors
 from gateway.client import SPLICE, ClientGoneError, Listener, too_large, too_slow
 from gateway.door import Door, Receipt
 from gateway.errors import Api, GatewayError
-from gateway.http1 import Headers
+from gateway.headers import Headers
 
 if TYPE_CHECKING:
     from gateway.wire import WireProtocol
@@ -45,6 +45,8 @@ class SplicedCycle(RequestResponseCycle):
     _event: asyncio.Event | None = None
     _head = b""  # not yet written
     _length_given = False
+    _asgi = False
+    late = False  # its body took too long
 
     def __init__(
         self,
@@ -65,12 +67,19 @@ class SplicedCycle(RequestResponseCycle):
         self.parts: list[bytes] = []
         self.framed = scope["http_version"] == "1.1"
         self.raw = transport.write
+
+    def for_asgi(self) -> None:
+        """What only an ASGI application needs; it may write to its scope, so that is its own."""
+        protocol = self.protocol
+        self._asgi = True
         self.logger = protocol.logger
         self.access_logger = protocol.access_logger
         self.access_log = protocol.access_log
         self.default_headers = protocol.server_state.default_headers
-        self.on_response = protocol.on_response_complete
-        self.scope["extensions"] = {SPLICE: self}  # type: ignore[dict-item]
+        self.scope = {**self.scope, "state": self.scope["state"].copy(), "extensions": {SPLICE: self}}  # type: ignore[dict-item]
+
+    def on_response(self) -> None:
+        self.protocol.on_response_complete()
 
     @property
     def message_event(self) -> asyncio.Event:  # type: ignore[override]
@@ -97,6 +106,8 @@ class SplicedCycle(RequestResponseCycle):
             if int(declared) > limit_bytes:
                 raise too_large(limit_bytes)
             self._go_on()
+            if self.late:
+                raise too_slow(timeout_s)
             self._waiter = self.protocol.loop.create_future()
             self._receipt = receipt = door.receipt()
             try:
@@ -176,6 +187,17 @@ class SplicedCycle(RequestResponseCycle):
         self._head = b""
         self._complete()
 
+    def respond_joined(self, status: int, lines: bytes, body: bytes) -> None:
+        if self.response_started or self.transport.is_closing():
+            return
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        if self.more_body:
+            self.keep_alive = False
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        self.transport.write(b"%b%bcontent-length: %d\r\n%b%b" % (STATUS_LINE[status], lines, len(body), end, body))
+        self._complete()
+
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         self.response_started = True
         self.waiting_for_100_continue = False
@@ -228,7 +250,8 @@ class SplicedCycle(RequestResponseCycle):
     def _complete(self) -> None:
         self.response_complete = True
         self.listener = None
-        self.scope.pop("extensions", None)
+        if self._asgi:
+            self.scope.pop("extensions", None)  # it knows us
         if self._event is not None:
             self._event.set()
         if not self.keep_alive:

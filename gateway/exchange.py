@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING
 from gateway import answer, errors, headers, retry, timeline
 from gateway.admit import Admission, admit
 from gateway.client import Client, ClientGoneError, Scope
+from gateway.driven import Driven
 from gateway.endpoints import Endpoint, Kind
 from gateway.errors import Api, Code, GatewayError
-from gateway.http1 import Break, Head, Headers
+from gateway.headers import Headers
+from gateway.http1 import Break, Head, UpstreamConnection
 from gateway.openai import Call
 from gateway.pulses import Meter
 from gateway.record import Attempt, RequestRecord
 from gateway.relay import Mode, Relay, Result
+from gateway.request_head import RequestHead
 from gateway.retry import Failure
 from gateway.signals import Sign
 from gateway.upstream import ConnectError, Pool
@@ -36,31 +39,35 @@ _SSE: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cach
 _NO_BUFFER = (b"x-accel-buffering", b"no")
 
 
-class Exchange:
+class Exchange(Driven):
     """`client.Listener` and `scheduler.Owner` of one request."""
 
-    def __init__(self, proxy: Proxy, scope: Scope, client: Client, endpoint: Endpoint) -> None:
+    # what a new one starts with; set on the instance where it changes
+    admission: Admission | None = None
+    relay: Relay | None = None
+    started = False  # the head of an answer is written
+    tpot_s: float | None = None
+    _comment_at = 0.0  # when our next keep-alive comment is due; 0: none
+    _decision: Decision | None = None
+    _result: Result | None = None
+    _gone = False
+    _deciding = False
+    _connecting: asyncio.Task[UpstreamConnection] | None = None
+    _usage: Usage | None = None
+    meter: Meter
+    call: Call
+
+    def __init__(
+        self, proxy: Proxy, scope: Scope, client: Client, endpoint: Endpoint, head: RequestHead | None = None
+    ) -> None:
         self.proxy = proxy
         self.scope = scope
         self.client = client
         self.endpoint = endpoint
-        self.headers = dict(reversed(scope["headers"]))
+        self.head = head
+        self.headers = dict(reversed(scope["headers"])) if head is None else head.first
         self.request_id = headers.request_id(self.headers.get(b"x-request-id"))
-        self.admission: Admission | None = None
         self.record = RequestRecord(self.request_id.decode("latin-1"), time.monotonic(), endpoint=endpoint.name)
-        self.relay: Relay | None = None
-        self.started = False  # the head of an answer is written
-        self._comment_at = 0.0  # when our next keep-alive comment is due; 0: none
-        self._decision: Decision | None = None
-        self._result: Result | None = None
-        self._gone = False
-        self._deciding = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._connecting: asyncio.Task[object] | None = None
-        self._usage: Usage | None = None
-        self.meter: Meter
-        self.call: Call
-        self.tpot_s: float | None = None
 
     # -- the request ---------------------------------------------------------------------------------------------
 
@@ -161,18 +168,10 @@ class Exchange:
     async def _exchange(self, admission: Admission, pool: Pool, relay: Relay, fresh: bool = False) -> Result:
         connection = None if fresh else pool.take()
         if connection is None:
-            connecting = asyncio.ensure_future(pool.connect())
-            self._connecting = connecting
             try:
-                connection = await connecting
+                connection = await self._connect(pool)
             except ConnectError as e:
                 return Result(retry.BREAKS[e.kind])
-            except asyncio.CancelledError:
-                if self._gone:
-                    raise ClientGoneError from None
-                raise
-            finally:
-                self._connecting = None
         if self._gone or self._result is not None:
             pool.give(connection)
         if self._gone:
@@ -184,6 +183,19 @@ class Exchange:
             await self._sleep()
         result, self._result = self._result, None
         return result
+
+    async def _connect(self, pool: Pool) -> UpstreamConnection:
+        connecting = self._connecting = asyncio.ensure_future(pool.connect())
+        connecting.add_done_callback(lambda _: self.wake())
+        try:
+            while not connecting.done():
+                await self.pause()
+            if connecting.cancelled():
+                raise ClientGoneError
+            return connecting.result()
+        finally:
+            connecting.cancel()
+            self._connecting = None
 
     async def _judge(self, attempt: Attempt, result: Result) -> Failure | None:
         """Looks at the end of an attempt and answers the client where it is an answer. None: done."""
@@ -224,7 +236,7 @@ class Exchange:
         if pool is None:
             return True
         try:
-            pool.give(await pool.connect())
+            pool.give(await self._connect(pool))
         except ConnectError:
             return True
         return False
@@ -250,22 +262,15 @@ class Exchange:
         self.record.committed_at = self.record.committed_at or now
         self.record.status = head.status
         self.started = True
+        if head.lines is not None and self.client.framed and self.scope["method"] != "HEAD":
+            self.client.respond_joined(head.status, head.lines + self.record.own_lines(self.request_id, now), body)
+            return
         lines = self._headers(head.headers, now)
         length = head.get(b"content-length") if self.scope["method"] == "HEAD" else None
         self.client.respond(head.status, lines, body, None if length is None else int(length))
 
     def _headers(self, given: Headers, now: float) -> Headers:
-        record = self.record
-        wait_s = record.queue_wait_s or 0.0
-        lines = headers.downstream(given)
-        lines += (
-            (b"x-request-id", self.request_id),
-            (b"x-forebay-replica", (record.replica_id or "").encode()),
-            (b"x-forebay-reason", record.choice_reason.encode()),
-            (b"x-forebay-queue-ms", b"%.1f" % (wait_s * 1000.0)),
-            (b"server-timing", timeline.server_timing(record, now)),
-        )
-        return lines
+        return headers.downstream(given) + headers.split(self.record.own_lines(self.request_id, now))
 
     def _give_up(self, failure: Failure, result: Result) -> None:
         """The last attempt failed and no other follows: the replica's own words where it had any."""
@@ -313,11 +318,11 @@ class Exchange:
                 self.relay.fail(retry.EXPIRED)
         else:
             self._decision = decision
-        self._woken()
+        self.wake()
 
     def on_result(self, result: Result) -> None:
         self._result = result
-        self._woken()
+        self.wake(at_once=result.failure is None)
 
     def on_first_content(self, now: float) -> None:
         self.record.first_content_at = now
@@ -332,7 +337,7 @@ class Exchange:
             self.relay.stop()
         if self._connecting is not None:
             self._connecting.cancel()
-        self._woken()
+        self.wake()
 
     def on_pause(self) -> None:
         if self.relay is not None and self.relay.connection is not None:
@@ -368,15 +373,9 @@ class Exchange:
     async def _sleep(self) -> None:
         if self._gone:
             raise ClientGoneError
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-        self._waiter = None
+        await self.pause()
         if self._gone:
             raise ClientGoneError
-
-    def _woken(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,9 @@ class Fleet:
 
     def observed(self, replica_id: str, sign: Sign) -> None:
         """What an attempt showed about its replica."""
-        self._emit(self.health.sign(replica_id, sign, self._clock()))
+        now = self._clock()
+        if sign is not Sign.OK or not self.health.well(replica_id, now):
+            self._emit(self.health.sign(replica_id, sign, now))
 
     def models_document(self) -> bytes:
         """GET /v1/models merged over the fleet: the first replica's row for each name, in order of addition."""

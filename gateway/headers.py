@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from itertools import count
 
-from gateway.http1 import Headers
+Headers = list[tuple[bytes, bytes]]
 
 HOP_BY_HOP = frozenset(
     {
@@ -41,17 +41,14 @@ def request_id(given: bytes | None) -> bytes:
 def upstream(
     headers: Headers,
     *,
-    authority: bytes,
-    request_id: bytes,
-    length: int | None,
     peer: str,
     scheme: str,
     trusted: Collection[str] = (),
     authorization: bytes | None = None,
     drop_authorization: bool = False,
 ) -> list[bytes]:
-    """Header lines of the forwarded request, each ending in CRLF, the first being Host."""
-    lines = [b"host: ", authority, b"\r\nx-request-id: ", request_id, b"\r\n"]
+    """Header lines of the forwarded request, each ending in CRLF, but for host, request id and length."""
+    lines: list[bytes] = []
     named: list[bytes] = []
     kept: dict[bytes, list[bytes]] = {}
     host = b""
@@ -81,16 +78,18 @@ def upstream(
     if b"forwarded" in before:
         node = b'"[%b]"' % own if b":" in own else own
         lines += (b"forwarded: ", b", ".join([*before[b"forwarded"], b"for=" + node]), b"\r\n")
-    if length is not None:
-        lines.append(b"content-length: %d\r\n" % length)
-    lines.append(b"\r\n")
     return lines
 
 
+def split(lines: bytes) -> Headers:
+    """Joined header lines as pairs."""
+    return [(name, value) for name, _, value in [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]]
+
+
 def _without(lines: list[bytes], names: set[bytes]) -> list[bytes]:
-    """Header lines minus those that Connection declares hop-by-hop. The lines come in groups of four after Host."""
-    kept = lines[:5]
-    for at in range(5, len(lines), 4):
+    """Header lines minus those that Connection declares hop-by-hop. The lines come in groups of four."""
+    kept: list[bytes] = []
+    for at in range(0, len(lines), 4):
         if lines[at] not in names:
             kept += lines[at : at + 4]
     return kept

@@ -131,6 +131,19 @@ class FleetHealth:
             return self._eject(replica_id, r, sign, now)
         return []
 
+    def well(self, replica_id: str, now: float) -> bool:
+        """Counts a good attempt of a replica that is in rotation and fine: the rule, so it is short. False: `sign`."""
+        r = self.records.get(replica_id)
+        if r is None or r.phase is not Phase.IN or not r.window:
+            return False
+        last = r.window[-1]
+        if now - last[0] >= self.settings.failure_window_s / BUCKETS:
+            return False
+        last[1] += 1
+        r.failed_in_row = 0
+        r.good_attempts += 1
+        return True
+
     def probed(self, replica_id: str, failure: Sign | None, now: float) -> list[FleetEvent]:
         """/health was asked; None is a good answer."""
         r = self.records.get(replica_id)

@@ -11,20 +11,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
-
-import httptools
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.chunks import ChunkDecoder, ChunkError
+from gateway.response_head import Head, HeadReader
 
 if TYPE_CHECKING:
     from gateway.upstream import Pool
 
 MAX_HEAD_BYTES = 64 * 1024
 FRAMES_BYTES = 4096
-Headers = list[tuple[bytes, bytes]]
+_heads = HeadReader()
+__all__ = ["Break", "Head", "Receiver", "UpstreamConnection"]
 
 
 def _frame(size: int) -> bytes:
@@ -49,24 +48,13 @@ class Break(StrEnum):
     MALFORMED = "malformed"
 
 
-@dataclass(slots=True)
-class Head:
-    status: int
-    headers: Headers  # names in lower case, as received otherwise
-    length: int | None  # content-length; None: chunked or until close
-    chunked: bool
-
-    def get(self, name: bytes) -> bytes | None:
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
-
-
 class Receiver(Protocol):
     """Who gets a response. `framed` holds the chunk framing around `payload` where it can be forwarded as it is."""
 
     def on_head(self, head: Head) -> None: ...
+
+    def on_whole(self, head: Head, body: bytes) -> None:
+        """Head and body came in one read; nothing follows."""
 
     def on_data(self, payload: bytes, framed: bytes | None) -> None: ...
 
@@ -189,29 +177,27 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish()
 
     def _parse_head(self, raw: bytes, rest: bytes) -> None:
-        parsed = _HeadParser()
-        try:
-            parsed.parser.feed_data(raw)
-        except httptools.HttpParserUpgrade:
-            parsed.status = 0
-        except httptools.HttpParserError:
-            parsed.status = 0
-        parsed.parser = None  # it holds our methods: a cycle that only the garbage collector could free
-        status = parsed.status
-        if status == 0 or not parsed.complete or status == 101:
+        read = _heads.read(raw)
+        if read is None or read[0].status in (0, 101):
             self._broken(Break.MALFORMED)
             return
+        head, keep = read
+        status, length, chunked = head.status, head.length, head.chunked
         if status < 200:
             if rest:
                 self._plain(rest)
             return
-        length, chunked = parsed.length, parsed.chunked
         if self._method == b"HEAD" or status in (204, 304):
             length, chunked = 0, False
-        self._keep = parsed.keep and (length is not None or chunked)
-        head = self._head = Head(status, parsed.headers, length, chunked)
+            head = Head(status, head.headers, length, chunked)
+        self._keep = keep and (length is not None or chunked)
+        self._head = head
         receiver = self._receiver
         assert receiver is not None
+        if rest and length == len(rest) and not chunked:
+            self._give_back()
+            receiver.on_whole(head, rest)
+            return
         if chunked:
             self._decoder = ChunkDecoder()
         else:
@@ -226,8 +212,14 @@ class UpstreamConnection(asyncio.Protocol):
             self.data_received(rest)
 
     def _finish(self) -> None:
-        receiver, self._receiver = self._receiver, None
-        self._decoder = None
+        receiver = self._receiver
+        self._give_back()
+        if receiver is not None:
+            receiver.on_end()
+
+    def _give_back(self) -> None:
+        """The response is over: the connection is free for another, or closed."""
+        self._receiver = self._decoder = None
         if self._keep:
             self._reset(b"")
             self.idle_since = time.monotonic()
@@ -236,8 +228,6 @@ class UpstreamConnection(asyncio.Protocol):
             self.pool.give(self)
         else:
             self.close()
-        if receiver is not None:
-            receiver.on_end()
 
     def _broken(self, kind: Break) -> None:
         receiver, self._receiver = self._receiver, None
@@ -267,31 +257,3 @@ class UpstreamConnection(asyncio.Protocol):
         if not self.closed and self._paused:
             self._paused = False
             self.transport.resume_reading()
-
-
-class _HeadParser:
-    """What llhttp makes of one response head."""
-
-    __slots__ = ("chunked", "complete", "headers", "keep", "length", "parser", "status")
-
-    def __init__(self) -> None:
-        self.headers: Headers = []
-        self.status = 0
-        self.length: int | None = None
-        self.chunked = False
-        self.keep = True
-        self.complete = False
-        self.parser: Any = httptools.HttpResponseParser(self)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        self.headers.append((name, value))
-        if name == b"content-length":
-            self.length = int(value)
-        elif name == b"transfer-encoding":
-            self.chunked = value.rstrip().lower().endswith(b"chunked")
-
-    def on_headers_complete(self) -> None:
-        self.complete = True
-        self.status = self.parser.get_status_code()
-        self.keep = self.parser.should_keep_alive()

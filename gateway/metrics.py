@@ -24,7 +24,7 @@ from gateway.distribution import Distribution
 from gateway.gauges import Gauges
 from gateway.record import RequestRecord, TokenSource
 from gateway.tally import CHOICES, DISTRIBUTIONS, REASONS, Tally, known
-from policies.model import Ejected, FleetEvent, Removed, Restarted, Returned
+from policies.model import Ejected, FleetEvent, Outcome, Removed, Restarted, Returned
 
 PRECISION_DECAY = 0.99  # weight of the past per request, so about the last hundred count
 Counts: TypeAlias = defaultdict[tuple[str, ...], int]
@@ -57,8 +57,8 @@ class Metrics(Collector):
         self._client_retries += r.client_retry > 0
         if r.attempts:
             for attempt in r.attempts:
-                key = (attempt.replica_id, str(attempt.outcome), known(attempt.detail, REASONS))
-                self._attempts[key] += 1
+                outcome = "success" if attempt.outcome is Outcome.SUCCESS else str(attempt.outcome)
+                self._attempts[attempt.replica_id, outcome, known(attempt.detail, REASONS)] += 1
             self._retries += len(r.attempts) - 1
             self._choices[r.policy, known(r.choice_reason, CHOICES)] += 1
             if r.prediction is not None and r.prediction.cached_tokens > 0:

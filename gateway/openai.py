@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -25,13 +25,16 @@ _FORM_MODEL = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256}
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class Tighter:
     """What the x-slo headers ask for, in seconds."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     deadline_s: float | None = None
+
+
+_AS_THE_CLASS = Tighter()
 
 
 @dataclass(slots=True)
@@ -49,11 +52,12 @@ class Call:
     max_tokens: int | None = None
     answers: int = 1  # n x prompts
     previous_response: str | None = None
-    tighter: Tighter = field(default_factory=Tighter)
+    tighter: Tighter = _AS_THE_CLASS
 
     @property
     def length(self) -> int:
-        return sum([len(part) for part in self.parts])
+        parts = self.parts
+        return len(parts[0]) if len(parts) == 1 else sum([len(part) for part in parts])
 
     def canonical(self, endpoint: Endpoint, model: str, adapter: str | None) -> list[bytes]:
         """The canonical prompt in parts; empty where there is none to match."""

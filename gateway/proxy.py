@@ -23,6 +23,7 @@ from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.record import RequestRecord
 from gateway.relay import Mode, Relay
+from gateway.request_head import RequestHead
 from gateway.retry import Failure, RetryBudget
 from gateway.scheduler import Scheduler
 from gateway.stall import Stalls
@@ -32,6 +33,7 @@ from policies.feedback import BytesPerToken
 from policies.model import ServiceClass
 
 SWEEP_S = 0.25
+MOST_AWAITED = 64 * 1024  # bytes of a body that may come before its request is looked at; beyond, the door counts them
 MOST_RESPONSES = 10_000  # response ids remembered
 log = logging.getLogger("forebay.proxy")
 
@@ -90,6 +92,19 @@ class Proxy:
         except BaseException:
             client.close()
             raise
+
+    def awaited_bytes(self, scope: Scope) -> int | None:
+        """`wire.Proxied`: with keys a request without one is refused before its body is read."""
+        ours = scope["method"] == "POST" and scope["path"] in endpoints.ALLOW and not self.tenants.configured
+        return min(self.config.limits.max_body_bytes, MOST_AWAITED) if ours else None
+
+    def begin(self, scope: Scope, client: Client, head: RequestHead | None) -> bool:
+        """`wire.Proxied`: a whole request for an endpoint of the table is served without a task."""
+        endpoint = endpoints.ALLOW.get(scope["path"])
+        if endpoint is None or self.draining or scope["method"] != "POST":
+            return False
+        Exchange(self, scope, client, endpoint, head).begin()
+        return True
 
     async def _answer(self, scope: Scope, client: Client) -> None:
         endpoint = endpoints.find(scope["path"])

@@ -8,8 +8,9 @@ Trade-off: one mutable object instead of many small ones, since a request create
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from policies.model import Alternative, Outcome, Prediction
 from policies.objectives import Objectives, Partition, Timing
@@ -21,7 +22,7 @@ class TokenSource(StrEnum):
     ESTIMATE = "estimate"  # from bytes, or from what the core expected to be cached
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class Tokens:
     count: int | None = None
     source: TokenSource = TokenSource.ESTIMATE
@@ -45,8 +46,17 @@ class Attempt:
     detail: str = ""  # closed set: refused, reset, first_event_timeout, http_503, abort, ...
 
 
-@dataclass(slots=True)
+_NO_TOKENS = Tokens()
+_NO_OBJECTIVES = Objectives()
+_OWN_LINES = (
+    b"x-request-id: %b\r\nx-forebay-replica: %b\r\nx-forebay-reason: %b\r\nx-forebay-queue-ms: %.1f\r\n"
+    b"server-timing: queue;dur=%.1f, upstream;dur=%.1f\r\n"
+)
+
+
 class RequestRecord:
+    """Fields start as the class has them: making forty of them for every request would cost more than filling ten."""
+
     request_id: str
     received_at: float  # monotonic seconds at receipt of the full request
     received_unix: float = 0.0
@@ -59,15 +69,15 @@ class RequestRecord:
     service_class: str = "standard"
     arm: str | None = None
     policy: str = ""
-    objectives: Objectives = field(default_factory=Objectives)
+    objectives: Objectives = _NO_OBJECTIVES
     streams: bool = True
     prompt_bytes: int = 0
-    prompt: Tokens = field(default_factory=Tokens)
-    completion: Tokens = field(default_factory=Tokens)
-    cached: Tokens = field(default_factory=Tokens)
+    prompt: Tokens = _NO_TOKENS
+    completion: Tokens = _NO_TOKENS
+    cached: Tokens = _NO_TOKENS
     chain: tuple[int, ...] = ()
     unmatched: Unmatched | None = None
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[Attempt]
     client_retry: int = 0  # x-stainless-retry-count of official clients: counted apart
     choice_reason: str = ""  # affinity, spill, cold, ... of the last dispatch
     prediction: Prediction | None = None
@@ -83,6 +93,13 @@ class RequestRecord:
     partition: Partition | None = None
     reason: str = ""  # closed set: code of the error, shed reason, or the detail of the last attempt
     sample: bytes | None = None  # prompt body, only when the operator switched samples on
+
+    def __init__(self, request_id: str, received_at: float, **known: Any) -> None:
+        self.request_id = request_id
+        self.received_at = received_at
+        self.attempts = []
+        if known:
+            self.__dict__.update(known)
 
     def attempt(self, replica_id: str, now: float) -> Attempt:
         """Starts the next attempt; dispatch and its I/O begin at `now`."""
@@ -107,6 +124,16 @@ class RequestRecord:
     @property
     def e2e_s(self) -> float | None:
         return None if self.ended_at is None else self.ended_at - self.received_at
+
+    def own_lines(self, request_id: bytes, now: float) -> bytes:
+        """The response headers that are ours; server-timing: milliseconds in our queue, and from dispatch to now."""
+        if not self.attempts:
+            return _OWN_LINES % (request_id, b"", self.choice_reason.encode(), 0.0, 0.0, 0.0)
+        last = self.attempts[-1]
+        wait_ms = (self.attempts[0].t_dispatch - self.received_at) * 1000.0
+        upstream_ms = (now - last.t_dispatch) * 1000.0
+        replica, reason = last.replica_id.encode(), self.choice_reason.encode()
+        return _OWN_LINES % (request_id, replica, reason, wait_ms, wait_ms, upstream_ms)
 
     def timing(self) -> Timing:
         """The finished record as `objectives.judge` reads it; the end must be known."""

@@ -97,6 +97,14 @@ class Relay:
             return
         self.mode = Mode.COLLECT
 
+    def on_whole(self, head: Head, body: bytes) -> None:
+        self.on_head(head)
+        if self.mode is Mode.COLLECT and len(body) <= COLLECT_BYTES:
+            self._finish(Result(None, head, body))
+            return
+        self.on_data(body, None)
+        self.on_end()
+
     def on_chunk(self, framed: bytes, start: int) -> None:
         """The usual read: one event as one chunk. Where it fits the template it goes on as it came."""
         if (

@@ -36,6 +36,7 @@ class Server(uvicorn.Server):
                     max_header_bytes=config.limits.max_header_bytes,
                     body_timeout_s=config.limits.body_timeout_s,
                     client_stall_s=config.timeouts.client_stall_s,
+                    proxied=gateway.proxy,
                 ),
                 ws="none",
                 lifespan="off",

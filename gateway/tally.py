@@ -6,12 +6,17 @@ Fed once per request, at its end, so it is written for speed: plain dictionaries
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import TypeVar
 
 from gateway.distribution import Distribution
 from gateway.errors import Code
-from gateway.record import RequestRecord
+from gateway.record import RequestRecord, TokenSource
 from gateway.signals import Sign
 from policies.model import Outcome
+from policies.objectives import Partition
+
+Key = TypeVar("Key")
+_SOURCES = tuple(TokenSource)
 
 LATENCY_S = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0),
@@ -58,26 +63,27 @@ def known(value: str, values: frozenset[str]) -> str:
 
 class Tally:
     __slots__ = (
-        "e2e", "longest_gap", "partitions", "queue_wait", "requests", "tokens", "tpot", "ttft", "ttft_prediction",
+        "_partitions", "_requests", "cached", "completion", "e2e", "good", "longest_gap", "prompt", "queue_wait",
+        "tpot", "ttft", "ttft_prediction",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.requests: dict[tuple[str, str], int] = {}  # (outcome, reason)
-        self.partitions: dict[str, int] = {}
-        self.tokens: dict[tuple[str, str], int] = {}  # (kind, source)
+        self.good = 0  # successes that met all their objectives: the rule, so they cost one addition
+        self._requests: dict[tuple[str, str], int] = {}  # (outcome, reason) of all others
+        self._partitions: dict[str, int] = {}
+        self.prompt, self.completion, self.cached = ([0] * len(_SOURCES) for _ in range(3))  # tokens by source
         self.ttft, self.e2e, self.queue_wait = Distribution(LATENCY_S), Distribution(LATENCY_S), Distribution(LATENCY_S)
         self.tpot, self.longest_gap = Distribution(PACE_S), Distribution(PACE_S)
         self.ttft_prediction = Distribution(RATIO)
 
     def count(self, r: RequestRecord) -> None:
         """A request of this class is over."""
-        outcome, requests, received_at = r.outcome, self.requests, r.received_at
-        key = (str(outcome), known(r.reason, REASONS))
-        requests[key] = requests.get(key, 0) + 1
-        if r.partition is not None:
-            partition = str(r.partition)
-            self.partitions[partition] = self.partitions.get(partition, 0) + 1
-        if outcome is Outcome.SUCCESS:
+        received_at, attempts = r.received_at, r.attempts
+        if r.outcome is Outcome.SUCCESS and not r.reason and r.partition is Partition.GOOD:
+            self.good += 1
+        else:
+            self._count_other(r)
+        if r.outcome is Outcome.SUCCESS:
             if r.streams and r.first_content_at is not None:
                 self.ttft.add(r.first_content_at - received_at)
                 tpot = r.tpot_s
@@ -86,13 +92,39 @@ class Tally:
                     self.longest_gap.add(r.longest_gap_s)
             if r.ended_at is not None:
                 self.e2e.add(r.ended_at - received_at)
-        if r.attempts:
-            self.queue_wait.add(r.attempts[0].t_dispatch - received_at)
-            last, belief = r.attempts[-1], r.prediction
-            if belief is not None and last.t_first is not None and r.streams and belief.ttft_s > 0:
+        if attempts:
+            self.queue_wait.add(attempts[0].t_dispatch - received_at)
+            last, belief = attempts[-1], r.prediction
+            if last.t_first is not None and belief is not None and r.streams and belief.ttft_s > 0:
                 self.ttft_prediction.add((last.t_first - last.t_dispatch) / belief.ttft_s)
-        tokens = self.tokens
-        for kind, measured in (("prompt", r.prompt), ("completion", r.completion), ("cached", r.cached)):
+        for counts, measured in ((self.prompt, r.prompt), (self.completion, r.completion), (self.cached, r.cached)):
             if measured.count:
-                of = (kind, str(measured.source))
-                tokens[of] = tokens.get(of, 0) + measured.count
+                counts[_SOURCES.index(measured.source)] += measured.count
+
+    def _count_other(self, r: RequestRecord) -> None:
+        key = (str(r.outcome), known(r.reason, REASONS))
+        self._requests[key] = self._requests.get(key, 0) + 1
+        if r.partition is not None:
+            partition = str(r.partition)
+            self._partitions[partition] = self._partitions.get(partition, 0) + 1
+
+    @property
+    def requests(self) -> dict[tuple[str, str], int]:
+        """By outcome and reason."""
+        return _with(self._requests, (Outcome.SUCCESS.value, ""), self.good)
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        return _with(self._partitions, Partition.GOOD.value, self.good)
+
+    @property
+    def tokens(self) -> dict[tuple[str, str], int]:
+        """By kind and source."""
+        kinds = (("prompt", self.prompt), ("completion", self.completion), ("cached", self.cached))
+        return {
+            (kind, source.value): n for kind, counts in kinds for source, n in zip(_SOURCES, counts, strict=True) if n
+        }
+
+
+def _with(counts: dict[Key, int], key: Key, more: int) -> dict[Key, int]:
+    return {**counts, key: counts.get(key, 0) + more} if more else counts

@@ -66,10 +66,3 @@ def partition(record: RequestRecord) -> Partition:
     if outcome is Outcome.ERROR or outcome is None:
         return Partition.ERROR_TRANSPORT if record.reason in TRANSPORT else Partition.ERROR_HTTP
     return _PARTITIONS[outcome]
-
-
-def server_timing(record: RequestRecord, now: float) -> bytes:
-    """The `server-timing` value: milliseconds in our queue, and from dispatch to the commit of this answer."""
-    queue_s = record.queue_wait_s or 0.0
-    start = record.attempts[-1].t_dispatch if record.attempts else now
-    return b"queue;dur=%.1f, upstream;dur=%.1f" % (queue_s * 1000.0, (now - start) * 1000.0)

@@ -21,14 +21,16 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s"{}\[\]:,]+', re.DOTALL)
 
 def read(usage: Any) -> Usage | None:
     """Usage from an OpenAI, Responses or Anthropic `usage` object; None for anything else."""
-    if not isinstance(usage, dict):
+    if type(usage) is not dict:
         return None
     if "prompt_tokens" in usage or "completion_tokens" in usage:
+        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
         details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if type(details) is dict else None
         return Usage(
-            _count(usage.get("prompt_tokens")),
-            _count(usage.get("completion_tokens")),
-            _count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+            prompt if type(prompt) is int else None,
+            completion if type(completion) is int else None,
+            cached if type(cached) is int else None,
         )
     details = usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")

@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol with a splice: the proxy writes a stream straight to the client's transport.
 
-The cycle of each request offers itself in `scope["extensions"]["forebay.splice"]` as a `client.Client`. Beside that
-this class bounds what a client may send: size of the head (431), time for head and body (408), upgrades (426; h2c is
+The cycle of each request is a `client.Client`. A request that came whole is handed to `Proxied.begin` inside the read
+that completed it; any other runs as an ASGI task, with the client in `scope["extensions"]["forebay.splice"]`. This
+class also bounds what a client may send: size of the head (431), time for head and body (408), upgrades (426; h2c is
 ignored, as RFC 9110 allows), and request shapes that two parsers could read differently, which llhttp refuses in strict
 mode and which are answered 400 with the connection closed. Several requests sent ahead are served in turn.
 """
@@ -12,26 +13,46 @@ import asyncio
 import time
 import urllib.parse
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.client import Client
 from gateway.cycle import SplicedCycle, refuse
 from gateway.errors import Code, GatewayError
+from gateway.request_head import RequestHead, learn
 
 PIPELINE_DEPTH = 8  # requests read ahead; reading goes on meanwhile, so that a client that leaves is noticed
+MOST_LESSONS = 4  # heads of one connection that are remembered in turn before we stop trying
 _DROP_ON_IGNORED_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
-def protocol(*, max_header_bytes: int, body_timeout_s: float, client_stall_s: float | None = None) -> Any:
+class Proxied(Protocol):
+    """Who serves requests without a task."""
+
+    def awaited_bytes(self, scope: Any) -> int | None:
+        """Size up to which a body may come before anything is decided; None: the request must begin before it."""
+
+    def begin(self, scope: Any, client: Client, head: RequestHead | None) -> bool:
+        """Takes a request whose body is there. False: it is not one for here."""
+
+
+def protocol(
+    *,
+    max_header_bytes: int,
+    body_timeout_s: float,
+    client_stall_s: float | None = None,
+    proxied: Proxied | None = None,
+) -> Any:
     """What uvicorn takes as `http=`."""
     return partial(
         WireProtocol,
         max_header_bytes=max_header_bytes,
         body_timeout_s=body_timeout_s,
         client_stall_s=client_stall_s,
+        proxied=proxied,
     )
 
 
@@ -42,10 +63,20 @@ class WireProtocol(HttpToolsProtocol):
     serving: SplicedCycle | None
 
     def __init__(
-        self, *args: Any, max_header_bytes: int, body_timeout_s: float, client_stall_s: float | None, **kwargs: Any
+        self,
+        *args: Any,
+        max_header_bytes: int,
+        body_timeout_s: float,
+        client_stall_s: float | None,
+        proxied: Proxied | None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.client_stall_s = client_stall_s
+        self.proxied = proxied
+        self._known: RequestHead | None = None  # what the requests of this connection begin with
+        self._lessons = MOST_LESSONS if proxied is not None else 0
+        self._starting: SplicedCycle | None = None  # it is its turn, and its body is not here yet
         self.max_header_bytes = max_header_bytes
         self.body_timeout_s = body_timeout_s
         self.serving = None
@@ -64,6 +95,10 @@ class WireProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        between = not self._in_message and (self.serving is None or self.serving.response_complete)
+        if between and self._known is not None and (at := self._known.body_at(data)):
+            self._again(self._known, data[at:])
+            return
         self._read_bytes = len(data)
         self._head_bytes += self._read_bytes
         try:
@@ -77,6 +112,28 @@ class WireProtocol(HttpToolsProtocol):
                 self._too_large()
             elif self._slow is None and not self.pipeline and not self._refused:
                 self._slow = self.loop.call_later(self.body_timeout_s, self._too_slow)
+        starting = self._starting
+        if starting is not None and not starting.more_body:
+            scope = starting.scope
+            self._starting = None
+            if self._lessons and between and not self._in_message and starting is self.cycle:
+                self._lessons -= 1
+                self._known = learn(data, scope)
+            self._start(starting, self._known if self._known is not None and self._known.scope is scope else None)
+
+    def _again(self, known: RequestHead, body: bytes) -> None:
+        """One whole request with a head that is known."""
+        cycle = self.cycle = self.serving = SplicedCycle(self, known.scope, self.transport, self.flow, False, True)
+        cycle.parts.append(body)
+        cycle.size = len(body)
+        cycle.more_body = False
+        self._lessons = MOST_LESSONS
+        self._start(cycle, known)
+
+    def _start(self, cycle: SplicedCycle, head: RequestHead | None) -> None:
+        """A request that is whole."""
+        if self.proxied is None or not self.proxied.begin(cycle.scope, cycle, head):
+            self._start_asgi_task(cycle, self.app)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -133,7 +190,14 @@ class WireProtocol(HttpToolsProtocol):
             keep_alive=version != "1.0" and keep_alive,
         )
         if before is None or before.response_complete:
-            self._start_asgi_task(cycle, self.app)
+            self.serving = cycle
+            cycle.limit_bytes = None if self.proxied is None else self.proxied.awaited_bytes(scope)
+            length = _length_of(self.headers) if cycle.limit_bytes is not None else None
+            if length is not None and length <= (cycle.limit_bytes or 0) and not self.expect_100_continue:
+                self._starting = cycle
+            else:
+                cycle.limit_bytes = None
+                self._start_asgi_task(cycle, self.app)
         else:
             self.pipeline.appendleft((cycle, self.app))
             if len(self.pipeline) >= PIPELINE_DEPTH:
@@ -142,6 +206,7 @@ class WireProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         assert isinstance(cycle, SplicedCycle)
         self.serving = cycle
+        cycle.for_asgi()
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
@@ -187,6 +252,7 @@ class WireProtocol(HttpToolsProtocol):
                 self.transport.close()  # ours would stand in the middle of another answer
                 return
             serving.lost()
+            self._start_now()
         path = self.url.partition(b"?")[0].decode("latin-1")
         refuse(self, error, path)
 
@@ -197,9 +263,18 @@ class WireProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._slow = None
         serving = self.serving
+        if self._starting is not None:
+            self._starting.late = True
+            self._start_now()
         if serving is not None and not serving.response_complete and serving is self.cycle and serving.more_body:
             return  # its reader has the same limit, and answers in the API's own form
         self._refuse(GatewayError(Code.BODY_TOO_SLOW, f"no whole request within {self.body_timeout_s:g} s"))
+
+    def _start_now(self) -> None:
+        """Its body will not come: whoever serves it says so in the form that belongs to it."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            self._start_asgi_task(starting, self.app)
 
     def _upgrade(self, rest: bytes) -> None:
         """h2c is ignored: the request is read again without it. Anything else is refused."""
@@ -261,6 +336,7 @@ class WireProtocol(HttpToolsProtocol):
         for cycle in {self.cycle, serving}:
             if cycle is not None and not cycle.response_complete:
                 cycle.lost()
+        self._start_now()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -271,3 +347,8 @@ class WireProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self.serving is not None and self.serving.listener is not None:
             self.serving.listener.on_resume()
+
+
+def _length_of(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """The declared length of a body; None where there is none, so for chunked ones."""
+    return next((int(value) for name, value in headers if name == b"content-length"), None)

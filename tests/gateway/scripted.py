@@ -272,6 +272,7 @@ async def gateway(
         max_header_bytes=config.limits.max_header_bytes,
         body_timeout_s=config.limits.body_timeout_s,
         client_stall_s=config.timeouts.client_stall_s,
+        proxied=proxy if spliced else None,
     )
     served = uvicorn.Config(
         proxy if spliced else unspliced,

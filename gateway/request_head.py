@@ -1,0 +1,74 @@
+"""The head of a client's request, read once for all requests of its connection that begin alike.
+
+Clients reuse connections, and the heads they send on one differ in content-length only. After llhttp has accepted a
+head, the bytes before and after that number are the template for the next: a read that consists of the same bytes, a
+plain number and exactly so many bytes of body is the same request with another body, so nothing of it is parsed again
+and its forwarded form is ready. Whatever differs in one byte goes through the parser as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.client import Scope
+from gateway.upstream import Pool
+
+_LENGTH = b"\r\ncontent-length:"
+_UNSAFE = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
+_MOST_POOLS = 1024
+
+
+class RequestHead:
+    """`scope` is shared by every request of this head: nobody writes to it."""
+
+    __slots__ = ("_after", "_before", "_forwarded", "first", "scope")
+
+    def __init__(self, scope: Scope, before: bytes, after: bytes) -> None:
+        self.scope = scope
+        self.first: Mapping[bytes, bytes] = dict(reversed(scope["headers"]))  # first value of each name
+        self._before, self._after = before, after
+        self._forwarded: dict[Pool, tuple[object, bytes, bytes]] = {}
+
+    def body_at(self, data: bytes) -> int:
+        """Where the body starts if `data` is exactly one request with this head; else 0."""
+        if not data.startswith(self._before):
+            return 0
+        at = len(self._before)
+        end = data.find(b"\r", at, at + 12)
+        digits = data[at:end]
+        if end < 0 or not digits.isdigit() or not data.startswith(self._after, end):
+            return 0
+        body = end + len(self._after)
+        return body if len(data) - body == int(digits) else 0
+
+    def forwarded(self, pool: Pool, rules: object) -> tuple[bytes, bytes] | None:
+        """What stands before the request id and between it and the length, as remembered under the same rules."""
+        known = self._forwarded.get(pool)
+        return (known[1], known[2]) if known is not None and known[0] is rules else None
+
+    def remember(self, pool: Pool, rules: object, before: bytes, between: bytes) -> None:
+        if len(self._forwarded) >= _MOST_POOLS:
+            self._forwarded.clear()
+        self._forwarded[pool] = (rules, before, between)
+
+
+def learn(data: bytes, scope: Any) -> RequestHead | None:
+    """The template that the request in `data`, which a parser has accepted, gives; None where it gives none."""
+    end = data.find(b"\r\n\r\n") + 4
+    lower = data[:end].lower()
+    if end < 4 or lower.count(_LENGTH) != 1 or scope["http_version"] != "1.1":
+        return None
+    names = [name for name, _ in scope["headers"]]
+    if not _UNSAFE.isdisjoint(names) and not _harmless(scope["headers"]):
+        return None
+    at = lower.index(_LENGTH) + len(_LENGTH)
+    while data[at] == 0x20:
+        at += 1
+    head = RequestHead({**scope, "extensions": {}}, data[:at], data[data.index(b"\r", at) : end])
+    return head if head.body_at(data) else None
+
+
+def _harmless(headers: Any) -> bool:
+    """Whether the only unusual thing is a connection that is kept alive, which official clients say on every call."""
+    return all(name not in _UNSAFE or (name == b"connection" and value == b"keep-alive") for name, value in headers)
