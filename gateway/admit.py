@@ -183,7 +183,7 @@ def admit(
         received_at=record.received_at,
         prompt_bytes=prompt_bytes,
         prompt_tokens=max(1, round(proxy.bytes_per_token.tokens(model, prompt_bytes))),
-        chain=prefix.chain(parts),
+        chain=prefix.chain(parts) if proxy.scheduler.balancer.reads_prefix or config.journal.path else (),
         max_tokens=None if call.max_tokens is None else call.max_tokens * call.answers,
         streams=call.streams,
         generates=generates,

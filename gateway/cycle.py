@@ -46,7 +46,6 @@ class SplicedCycle(RequestResponseCycle):
     _head = b""  # not yet written
     _length_given = False
     _asgi = False
-    late = False  # its body took too long
 
     def __init__(
         self,
@@ -106,8 +105,6 @@ class SplicedCycle(RequestResponseCycle):
             if int(declared) > limit_bytes:
                 raise too_large(limit_bytes)
             self._go_on()
-            if self.late:
-                raise too_slow(timeout_s)
             self._waiter = self.protocol.loop.create_future()
             self._receipt = receipt = door.receipt()
             try:

@@ -33,7 +33,6 @@ from policies.feedback import BytesPerToken
 from policies.model import ServiceClass
 
 SWEEP_S = 0.25
-MOST_AWAITED = 64 * 1024  # bytes of a body that may come before its request is looked at; beyond, the door counts them
 MOST_RESPONSES = 10_000  # response ids remembered
 log = logging.getLogger("forebay.proxy")
 
@@ -92,11 +91,6 @@ class Proxy:
         except BaseException:
             client.close()
             raise
-
-    def awaited_bytes(self, scope: Scope) -> int | None:
-        """`wire.Proxied`: with keys a request without one is refused before its body is read."""
-        ours = scope["method"] == "POST" and scope["path"] in endpoints.ALLOW and not self.tenants.configured
-        return min(self.config.limits.max_body_bytes, MOST_AWAITED) if ours else None
 
     def begin(self, scope: Scope, client: Client, head: RequestHead | None) -> bool:
         """`wire.Proxied`: a whole request for an endpoint of the table is served without a task."""

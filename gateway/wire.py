@@ -32,9 +32,6 @@ _DROP_ON_IGNORED_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-setting
 class Proxied(Protocol):
     """Who serves requests without a task."""
 
-    def awaited_bytes(self, scope: Any) -> int | None:
-        """Size up to which a body may come before anything is decided; None: the request must begin before it."""
-
     def begin(self, scope: Any, client: Client, head: RequestHead | None) -> bool:
         """Takes a request whose body is there. False: it is not one for here."""
 
@@ -76,7 +73,7 @@ class WireProtocol(HttpToolsProtocol):
         self.proxied = proxied
         self._known: RequestHead | None = None  # what the requests of this connection begin with
         self._lessons = MOST_LESSONS if proxied is not None else 0
-        self._starting: SplicedCycle | None = None  # it is its turn, and its body is not here yet
+        self._starting: SplicedCycle | None = None  # begun in the read that is being parsed
         self.max_header_bytes = max_header_bytes
         self.body_timeout_s = body_timeout_s
         self.serving = None
@@ -113,9 +110,13 @@ class WireProtocol(HttpToolsProtocol):
             elif self._slow is None and not self.pipeline and not self._refused:
                 self._slow = self.loop.call_later(self.body_timeout_s, self._too_slow)
         starting = self._starting
-        if starting is not None and not starting.more_body:
+        if starting is None:
+            return
+        self._starting = None
+        if starting.more_body:
+            self._start_asgi_task(starting, self.app)
+        else:
             scope = starting.scope
-            self._starting = None
             if self._lessons and between and not self._in_message and starting is self.cycle:
                 self._lessons -= 1
                 self._known = learn(data, scope)
@@ -191,13 +192,7 @@ class WireProtocol(HttpToolsProtocol):
         )
         if before is None or before.response_complete:
             self.serving = cycle
-            cycle.limit_bytes = None if self.proxied is None else self.proxied.awaited_bytes(scope)
-            length = _length_of(self.headers) if cycle.limit_bytes is not None else None
-            if length is not None and length <= (cycle.limit_bytes or 0) and not self.expect_100_continue:
-                self._starting = cycle
-            else:
-                cycle.limit_bytes = None
-                self._start_asgi_task(cycle, self.app)
+            self._starting = cycle
         else:
             self.pipeline.appendleft((cycle, self.app))
             if len(self.pipeline) >= PIPELINE_DEPTH:
@@ -252,7 +247,6 @@ class WireProtocol(HttpToolsProtocol):
                 self.transport.close()  # ours would stand in the middle of another answer
                 return
             serving.lost()
-            self._start_now()
         path = self.url.partition(b"?")[0].decode("latin-1")
         refuse(self, error, path)
 
@@ -263,18 +257,9 @@ class WireProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._slow = None
         serving = self.serving
-        if self._starting is not None:
-            self._starting.late = True
-            self._start_now()
         if serving is not None and not serving.response_complete and serving is self.cycle and serving.more_body:
             return  # its reader has the same limit, and answers in the API's own form
         self._refuse(GatewayError(Code.BODY_TOO_SLOW, f"no whole request within {self.body_timeout_s:g} s"))
-
-    def _start_now(self) -> None:
-        """Its body will not come: whoever serves it says so in the form that belongs to it."""
-        starting, self._starting = self._starting, None
-        if starting is not None:
-            self._start_asgi_task(starting, self.app)
 
     def _upgrade(self, rest: bytes) -> None:
         """h2c is ignored: the request is read again without it. Anything else is refused."""
@@ -336,7 +321,6 @@ class WireProtocol(HttpToolsProtocol):
         for cycle in {self.cycle, serving}:
             if cycle is not None and not cycle.response_complete:
                 cycle.lost()
-        self._start_now()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -347,8 +331,3 @@ class WireProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self.serving is not None and self.serving.listener is not None:
             self.serving.listener.on_resume()
-
-
-def _length_of(headers: list[tuple[bytes, bytes]]) -> int | None:
-    """The declared length of a body; None where there is none, so for chunked ones."""
-    return next((int(value) for name, value in headers if name == b"content-length"), None)

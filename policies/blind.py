@@ -15,6 +15,7 @@ from policies.policy import NONE_AVAILABLE, Stateless
 
 class RoundRobin(Stateless):
     name = "round_robin"
+    blind = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._turn = 0
@@ -30,6 +31,7 @@ class RoundRobin(Stateless):
 
 class Uniform(Stateless):
     name = "random"
+    blind = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng

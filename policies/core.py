@@ -187,7 +187,8 @@ class Balancer:
     def use(self, policy: RoutingPolicy, now: float) -> None:
         """Another routing policy from the next decision on. It is told of the replicas; ledgers and index stay."""
         self._now = now
-        self.policy = self.dispatcher.policy = policy
+        self.policy = policy
+        self.dispatcher.use(policy)
         for r in self.fleet.replicas.values():
             policy.observe(Added(r.id, r.models, r.adapters_served, r.view.weight, r.view.role), now)
 
@@ -211,6 +212,11 @@ class Balancer:
         return wake
 
     # -- for the shell -----------------------------------------------------------------------------------------
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether a request's chain changes anything: not for a rule that looks at nothing and sends at once."""
+        return self.settings.holds or not getattr(self.policy, "blind", False)
 
     def prefilling(self, replica_id: str) -> bool:
         """Whether a prefill is in progress there: which of the two gap sums of a Pulse a gap belongs to."""

@@ -26,6 +26,7 @@ def fewest_in_flight(replicas: Sequence[ReplicaView], rng: Random) -> ReplicaVie
 
 class LeastRequest(Stateless):
     name = "least_request"
+    blind = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng
@@ -40,6 +41,7 @@ class LeastRequest(Stateless):
 
 class PowerOfTwo(Stateless):
     name = "power_of_two"
+    blind = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng

@@ -12,7 +12,7 @@ from policies.affinity import Affinity
 from policies.fleet_state import Fleet, Pool, Replica
 from policies.ledger import Charge
 from policies.model import Alternative, Choice, Completed, Dispatch, Dispatched, FirstToken, Outcome, Prediction, Usage
-from policies.policy import RoutingPolicy
+from policies.policy import RoutingPolicy, Stateless
 from policies.predictor import Errors, Margins, OutputPrior
 from policies.settings import Settings
 from policies.sight import Sight
@@ -23,7 +23,7 @@ class Dispatcher:
     """Owns what is learnt from dispatches: fits, margins, output lengths, prediction errors."""
 
     def __init__(self, policy: RoutingPolicy, settings: Settings) -> None:
-        self.policy = policy
+        self.use(policy)
         self.settings = settings
         self.fleet = Fleet(settings)
         self.affinity = Affinity(settings.prior_bytes_per_token)
@@ -31,6 +31,10 @@ class Dispatcher:
         self.outputs = OutputPrior()
         self.margins = Margins(settings.target_attainment)
         self.errors = Errors()
+
+    def use(self, policy: RoutingPolicy) -> None:
+        self.policy = policy
+        self._listens = getattr(type(policy), "observe", None) is not Stateless.observe  # the others need no events
 
     def choose(self, tracked: Tracked, pool: Pool, now: float) -> Choice:
         """Refreshes the views and asks the policy; the views stay valid until the next look."""
@@ -74,7 +78,8 @@ class Dispatcher:
         tracked.service_s = service
         tracked.attempts += 1
         tracked.tried.add(replica.id)
-        self.policy.observe(Dispatched(request, replica.id), now)
+        if self._listens:
+            self.policy.observe(Dispatched(request, replica.id), now)
         return Dispatch(request.id, replica.id, choice.reason, prediction, alternatives)
 
     def first_token(self, tracked: Tracked, now: float) -> None:
@@ -95,7 +100,8 @@ class Dispatcher:
         if charge.clocked and not charge.stale:
             self.margins.observe(request.service_class, ttft, max(tracked.predicted_ttft_s, 1e-3))
             self.errors.observe(ttft, tracked.predicted_ttft_s)
-        self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
+        if self._listens:
+            self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
 
     def release(self, tracked: Tracked, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """The one place where an attempt gives back what it was charged. A request that is not out gives nothing."""
@@ -113,7 +119,8 @@ class Dispatcher:
         prefilled = (done or tracked.started) and not charge.stale
         self.affinity.ended(request, replica.id, usage if done else None, prefilled)
         tracked.replica = tracked.charge = None
-        self.policy.observe(Completed(request, replica.id, outcome, usage, now - charge.dispatched_at), now)
+        if self._listens:
+            self.policy.observe(Completed(request, replica.id, outcome, usage, now - charge.dispatched_at), now)
 
     def _alternatives(self, pool: Pool, chosen: Replica, choice: Choice) -> tuple[Alternative, ...]:
         if self.settings.alternatives <= 0:

@@ -51,6 +51,7 @@ class SessionHash:
 
 class Rendezvous(Stateless):
     name = "rendezvous"
+    blind = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng

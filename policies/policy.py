@@ -24,9 +24,10 @@ class RoutingPolicy(Protocol):
 
 
 class Stateless:
-    """Base of the rules that need no events."""
+    """Base of the rules that need no events. `blind`: it reads no more of a view than id, availability and in flight."""
 
     name = "stateless"
+    blind = False
 
     def observe(self, event: PolicyEvent, now: float) -> None:
         return None
