@@ -24,7 +24,7 @@ class RoutingPolicy(Protocol):
 
 
 class Stateless:
-    """Base of the rules that need no events. `blind`: it reads no more of a view than id, availability and in flight."""
+    """Base of the rules that need no events. `blind`: reads no more of a view than id, availability, in flight."""
 
     name = "stateless"
     blind = False
