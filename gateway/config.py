@@ -87,7 +87,7 @@ class Config(s.Table):
             self.kv,
             self.priors,
             max_attempts=self.retry.max_attempts,
-            alternatives=self.policy.alternatives if self.journal.path else 0,  # nobody else reads them
+            alternatives=self.policy.alternatives,
             panic_share=self.health.panic_share,
             max_held=self.limits.held_requests,
             max_held_bytes=self.limits.held_bytes,
