@@ -95,9 +95,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, method: bytes, parts: Sequence[bytes | memoryview], receiver: Receiver) -> None:
         """Writes the request (head and body as `parts`) and reports the response to `receiver`."""
+        self.requests += 1
+        if self.closed or self.transport.is_closing():  # it broke since it was taken, and the loop has not said so
+            self.close()
+            receiver.on_break(Break.RESET, self.requests > 1)
+            return
         self._reset(method)
         self._receiver = receiver
-        self.requests += 1
         if len(parts) == 1:
             self.transport.write(parts[0])
         else:

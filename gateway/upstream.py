@@ -108,6 +108,9 @@ class Pool:
         except (OSError, ssl.SSLError) as e:
             self._failed += 1
             raise ConnectError(Break.REFUSED, str(e)) from None
+        if connection.closed:
+            self._failed += 1
+            raise ConnectError(Break.RESET, "it was closed as soon as it was open")
         self._connects += 1
         self._all.add(connection)
         sock = connection.transport.get_extra_info("socket")
@@ -118,7 +121,7 @@ class Pool:
 
     def give(self, connection: UpstreamConnection) -> None:
         """Takes a connection back whose response has ended cleanly."""
-        if self._closed:
+        if self._closed or connection.closed:
             connection.close()
             return
         self._idle.append(connection)

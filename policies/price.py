@@ -74,6 +74,9 @@ class Price:
         for _, cost, prompt_tokens, tenant in self._arrivals:
             if tenant not in self.exempt:
                 costs[self.fairness.quartile(prompt_tokens)].append(cost)
+        if not any(costs):  # every tenant asks for its share or less: nobody is to be charged
+            self.thresholds = [FREE] * 4
+            return
         for quartile in costs:
             quartile.sort()
         low, high = 0.0, max(q[-1] for q in costs if q)

@@ -342,3 +342,39 @@ async def test_recorded_overload_stream_is_retried() -> None:
         assert answer.status == 200
         assert b"error" not in answer.body
         assert g.fleet.available("r0")  # load, not ill health
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["new connection", "reused connection"])
+async def test_a_connection_that_breaks_as_it_is_taken_is_an_attempt_that_failed(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transport knows and the loop has not told us yet: writing to it would be our own failure."""
+    async with replica(playing(GOOD_WHOLE)) as a, gateway(a) as g:
+        pool = g.proxy.pool("r0")
+        assert pool is not None
+        for _ in range(after):
+            assert (await g.post("/v1/completions", WHOLE)).status == 200
+        take, connect, broken = pool.take, pool.connect, 0
+
+        def broken_take() -> object:
+            nonlocal broken
+            connection = take()
+            if connection is not None:
+                broken += 1
+                connection.transport.abort()
+            return connection
+
+        async def broken_connect() -> object:
+            nonlocal broken
+            connection = await connect()
+            if not broken:
+                broken += 1
+                connection.transport.abort()
+            return connection
+
+        monkeypatch.setattr(pool, "take", broken_take)
+        monkeypatch.setattr(pool, "connect", broken_connect)
+        answer = await g.post("/v1/completions", WHOLE)
+        assert answer.status == (200 if after else 502)  # a reused one is repeated, as when it was closed while idle
+        assert broken == 1
+        await until(lambda: pool.stats.open == pool.stats.idle)

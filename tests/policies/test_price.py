@@ -91,3 +91,16 @@ def test_tenants_within_their_fair_share_pay_no_price() -> None:
     assert price.exempt == {"modest"}
     assert not price.too_dear(10_000, 100.0, "modest", 30.0)
     assert price.too_dear(10_000, 100.0, "flood", 30.0)
+
+
+def test_when_every_tenant_is_within_its_share_nobody_pays() -> None:
+    """Two tenants that ask for half of the fleet each: too much together after late refusals, too much by neither."""
+    price = Price(SizeFairness(2.0))
+    for _ in range(40):
+        price.refused_late()
+    for n in range(100):
+        price.fairness.arrived(1000)
+        assert not price.too_dear(1000, 0.4, "ab"[n % 2], n / 10)
+    price.set(4.0, 10.0)
+    assert price.exempt == {"a", "b"}
+    assert not price.active
