@@ -110,7 +110,8 @@ def shed(reason: str, retry_after_s: float | None) -> GatewayError:
     """The refusal for a reason of the core; an unknown reason is our fault, never a silent 200."""
     code = Code(reason) if reason in Code._value2member_map_ else Code.INTERNAL
     message = SHED_MESSAGES.get(code, f"refused: {reason}")
-    retriable = retry_after_s is not None if code is Code.INFEASIBLE else None
+    # a retry comes later than the objective that cannot be met now, and adds to what is in its way
+    retriable = False if code in (Code.INFEASIBLE, Code.EXPIRED) else None
     return GatewayError(code, message, retry_after_s, retriable=retriable)
 
 

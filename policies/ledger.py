@@ -132,6 +132,8 @@ class WorkLedger:
         """The only way out: gives back whatever of the charge is still held."""
         self.in_flight -= 1
         if charge.stale:
+            if not self.in_flight:
+                self.kv_tokens = 0.0
             return
         if charge.prefilling:
             was_head = next(iter(self._pending)) == request_id

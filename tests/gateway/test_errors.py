@@ -47,7 +47,8 @@ def test_retry_after_is_honest_and_spread() -> None:
 def test_clients_are_told_when_a_retry_cannot_succeed() -> None:
     rng = random.Random(1)
     assert dict(errors.headers(errors.shed("infeasible", None), rng))[b"x-should-retry"] == b"false"
-    assert dict(errors.headers(errors.shed("infeasible", 3.0), rng))[b"x-should-retry"] == b"true"
+    assert dict(errors.headers(errors.shed("infeasible", 3.0), rng))[b"x-should-retry"] == b"false"
+    assert dict(errors.headers(errors.shed("expired", None), rng))[b"x-should-retry"] == b"false"
     assert b"x-should-retry" not in dict(errors.headers(errors.shed("queue_full", 3.0), rng))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
+from policies.model import Shed
 from tests.gateway.scripted import gateway, playing, reads, replica
 from tests.gateway.test_failures import GOOD_STREAM, cut, error_event, event, whole
 
@@ -86,3 +88,68 @@ async def test_anthropic_stream_and_errors() -> None:
         with pytest.raises(anthropic.InternalServerError) as refused:
             await client.messages.create(model="tiny", max_tokens=3, messages=MESSAGES)
         assert refused.value.status_code == 503
+
+
+Kind = type[openai.AsyncOpenAI] | type[anthropic.AsyncAnthropic]
+
+
+async def ask(kind: Kind, port: int, retries: int) -> str:
+    """A whole answer of the client with its own retries on."""
+    if kind is openai.AsyncOpenAI:
+        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=retries) as c:
+            said = await c.chat.completions.create(model="tiny", messages=MESSAGES)
+            return said.choices[0].message.content or ""
+    base = f"http://127.0.0.1:{port}"
+    async with anthropic.AsyncAnthropic(base_url=base, api_key="none", max_retries=retries) as client:
+        message = await client.messages.create(model="tiny", max_tokens=3, messages=MESSAGES)
+        return getattr(message.content[0], "text", "")
+
+
+ANSWERS = {
+    openai.AsyncOpenAI: b'{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},'
+    b'"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":1}}',
+    anthropic.AsyncAnthropic: b'{"id":"m","type":"message","role":"assistant","content":[{"type":"text","text":"ok"}],'
+    b'"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":1}}',
+}
+KINDS = pytest.mark.parametrize("kind", ANSWERS, ids=["openai", "anthropic"])
+
+
+@KINDS
+async def test_an_infeasible_request_is_not_repeated_by_itself(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The objective is missed either way; the repeats of all refused clients would be the next overload."""
+    async with replica(playing([whole(b"200 OK", ANSWERS[kind])])) as a, gateway(a) as g:
+        core = g.scheduler.balancer
+        monkeypatch.setattr(core, "submit", lambda request, now: [Shed(request.id, "infeasible", 7.0)])
+        refusals = (openai.RateLimitError, anthropic.RateLimitError)
+        with pytest.raises(refusals) as caught:
+            await ask(kind, g.port, retries=2)
+        headers = caught.value.response.headers  # type: ignore[attr-defined]
+        assert headers["x-should-retry"] == "false"
+        assert 7 <= int(headers["retry-after"]) <= 9  # for whoever sends something else later
+        assert [(r.outcome, r.reason, r.client_retry) for r in g.records] == [("shed", "infeasible", 0)]
+        assert a.seen == []
+
+
+@KINDS
+async def test_a_full_queue_is_tried_again_after_the_time_told(kind: Kind) -> None:
+    async with replica(playing([whole(b"200 OK", ANSWERS[kind])])) as a, gateway(a) as g:
+        g.proxy.door.lagged(0.3)
+        asked = asyncio.create_task(ask(kind, g.port, retries=2))
+        first = await g.record()
+        g.proxy.door.lagged(0.0)
+        assert await asked == "ok"
+        second = await g.record(2)
+        assert [(r.outcome, r.client_retry) for r in (first, second)] == [("shed", 0), ("success", 1)]
+        assert second.received_at - first.received_at >= 1.0  # what Retry-After said
+
+
+@KINDS
+async def test_other_refusals_say_when_to_come_back(kind: Kind) -> None:
+    async with replica(playing([whole(b"200 OK", ANSWERS[kind])])) as a, gateway(a) as g:
+        for close, status in ((lambda: g.fleet.drain("r0"), 503), (lambda: setattr(g.proxy, "draining", True), 503)):
+            close()
+            with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as caught:
+                await ask(kind, g.port, retries=0)
+            response = caught.value.response  # type: ignore[attr-defined]
+            assert (response.status_code, "x-should-retry" in response.headers) == (status, False)
+            assert int(response.headers["retry-after"]) in (1, 2)
