@@ -17,7 +17,9 @@ from gateway.signals import Sign
 from policies.model import Outcome
 
 BURST = 10.0  # retries that may come at once
-_UNCAUGHT = b"Internal Server Error"  # Starlette's whole body; vLLM's own errors are JSON
+# vLLM 0.32 closes the pool that renders prompts when its drain begins. Quotes inside a client's text are escaped in
+# JSON, so nobody can forge the field.
+_POOL_CLOSED = b'"message":"cannot schedule new futures after '
 
 
 class RetryBudget:
@@ -72,13 +74,13 @@ ABORT = Failure("abort", Outcome.ERROR, Sign.ABORT, True)
 EARLY_END = BREAKS[Break.CLOSED]
 EXPIRED = Failure("expired", Outcome.EXPIRED, Sign.BACKPRESSURE, False)
 ENGINE_DEAD = Failure("engine_dead", Outcome.ERROR, Sign.ENGINE_DEAD, True)
+SHUTTING_DOWN = Failure("shutting_down", Outcome.ERROR, Sign.ABORT, True)
 PREEMPTED = Failure("preempted", Outcome.CANCELLED, Sign.BACKPRESSURE, True)
 
 
 def of_status(status: int, body: bytes) -> Failure | None:
     """What an error status says; None for success. 500 is final, for it may be the request's, unless the engine is
-    dead or the body is the web framework's: vLLM 0.32 that drains has closed the pool that renders prompts, and every
-    new request with text ends in that exception (prompts of token ids get `abort`)."""
+    dead or the replica drains: new requests with text get a 500 then, prompts of token ids get `abort`."""
     if status < 400:
         return None
     if status in (429, 503):
@@ -87,8 +89,9 @@ def of_status(status: int, body: bytes) -> Failure | None:
         return Failure(f"http_{status}", Outcome.CLIENT_ERROR, Sign.CLIENT_ERROR, False)
     if _engine_dead(body):
         return ENGINE_DEAD
-    elsewhere = status == 502 or (status == 500 and body == _UNCAUGHT)
-    return Failure(f"http_{status}" if status < 600 else "http_5xx", Outcome.ERROR, Sign.ERROR_STATUS, elsewhere)
+    if _POOL_CLOSED in body:
+        return SHUTTING_DOWN
+    return Failure(f"http_{status}" if status < 600 else "http_5xx", Outcome.ERROR, Sign.ERROR_STATUS, status == 502)
 
 
 def of_error_event(error: dict[str, object]) -> tuple[int, Failure]:

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.serving import Gateway, gateway
+from tests.vllm import replicas as machine
 from tests.vllm.replicas import Replicas, scripted
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        machine.uncaptured = capture.global_and_fixture_disabled
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

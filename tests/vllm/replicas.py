@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import httpx
@@ -23,9 +25,13 @@ FLAGS = "--enable-auto-tool-choice --tool-call-parser hermes"
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+uncaptured: Callable[[], AbstractContextManager[None]] = nullcontext  # conftest sets it to pytest's own
+
+
 def say(text: str) -> None:
-    """Progress on the terminal, past pytest's capture: these steps take minutes."""
-    print(f"[vllm] {text}", file=sys.__stderr__, flush=True)
+    """Progress and measurements on the terminal, past pytest's capture: these steps take minutes."""
+    with uncaptured():
+        print(f"\n[vllm] {text}", file=sys.stderr, flush=True)
 
 
 def two_ports_in_a_row() -> int:

@@ -1,7 +1,7 @@
 """A real replica dies, hangs or is asked to end: every request is answered whole or fails with a clear error.
 
 `hang` stops the engine while `/health` stays 200. SIGTERM ends open streams with `finish_reason: "abort"`; with
-`--shutdown-timeout` (drain) they finish, while every new request gets an empty answer with `abort` at once.
+`--shutdown-timeout` (drain) they finish, while every new request gets an empty answer with `abort` or a 500 at once.
 """
 
 from __future__ import annotations
@@ -157,20 +157,34 @@ def test_sigterm_under_load_loses_nothing_silently(front: Gateway, breakable: Re
     wait_for(lambda: breakable.gone(1), "replica 1 has ended")
 
 
+def generates(url: str) -> bool:
+    """Whether a replica, asked itself, still takes new work."""
+    answer = post(url, chat("still there?", max_tokens=1))
+    return answer.status_code == 200 and answer.json()["choices"][0]["finish_reason"] != "abort"
+
+
 def test_a_draining_replica_finishes_its_streams_and_swallows_nothing_new(breakable: Replicas, tmp_path: Path) -> None:
+    """vLLM 0.32 answers new chats with 500 then, and prompts of token ids with `abort`: one gateway meets each."""
     breakable.script("stop", "0")
-    breakable.start("--shutdown-timeout 30")
+    breakable.start("--shutdown-timeout 90")
+    tokens = {"model": "tiny", "prompt": [301, 302, 303], "max_tokens": 8}
     with (
-        gateway(breakable.urls, tmp_path, policy="least_request", config=QUICK) as front,
-        OpenStreams(front, breakable, 4, tokens=300) as streams,
+        gateway(breakable.urls, tmp_path, policy="round_robin", config=QUICK) as chats,
+        gateway(breakable.urls, tmp_path, policy="round_robin", config=QUICK) as ids,
+        OpenStreams(chats, breakable, 4, tokens=600) as streams,
     ):
         breakable.sigterm(0)
-        answers = [stream(front.url, chat(f"new {n}")) for n in range(6)]
-        answers_whole = [post(front.url, chat(f"new whole {n}")) for n in range(4)]
+        wait_for(lambda: not generates(breakable.urls[0]), "replica 0 takes nothing new")
+        streamed = [stream(chats.url, chat(f"new {n}")) for n in range(6)]
+        posted = [post(chats.url, chat(f"new whole {n}")) for n in range(4)]
+        by_ids = [post(ids.url, tokens, "/v1/completions") for _ in range(4)]
+        ejected = [front.metric("forebay_ejections_total", reason="abort") for front in (chats, ids)]
         finished = streams.ended(0) + streams.ended(1)
-    assert [told(answer) for answer in answers] == ["whole"] * 6
-    assert {breakable.index(answer.replica) for answer in answers} == {1}
-    assert [a.json()["choices"][0]["finish_reason"] for a in answers_whole] == ["length"] * 4
-    assert len(finished) == 4
-    assert all(whole(answer) for answer in finished)
+    assert [told(answer) for answer in streamed] == ["whole"] * 6
+    assert {breakable.index(answer.replica) for answer in streamed} == {1}
+    for answer in (*posted, *by_ids):
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+    assert ejected == [1, 1]
+    assert [told(answer) for answer in finished] == ["whole"] * 4
     wait_for(lambda: breakable.gone(0), "the drained replica has ended", within_s=90)
