@@ -65,7 +65,12 @@ class Gateway:
         self.balancer = Balancer(config.service_classes(), routing_policy(config), config.arm().settings, rng)
         self.scheduler = Scheduler(self.balancer)
         self.metrics = Metrics(config.classes, own_version(), self.gauges)
-        self.fleet = Fleet(config.health, self._fleet_event, lambda replica_id: self.proxy.awaits(replica_id))
+        self.fleet = Fleet(
+            config.health,
+            self._fleet_event,
+            lambda replica_id: self.proxy.awaits(replica_id),
+            silent=lambda replica_id, for_s: self.proxy.silent(replica_id, for_s),
+        )
         self.journal = Journal(config.journal, environ) if config.journal.path else None
         self.proxy = Proxy(self.scheduler, self.fleet, config, self._finished, tenants, rng)
         self.watch = Watch(self.fleet, config.health, config.scrape, rng)

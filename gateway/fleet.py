@@ -32,7 +32,9 @@ class Target:
 
 
 class Fleet:
-    """`sink` receives each event for the core; `in_flight` answers how many requests of ours wait for its engine."""
+    """`sink` receives each event for the core; `in_flight` answers how many requests of ours wait for a replica's
+    engine, `silent` how many of its streams have begun and said nothing for so many seconds.
+    """
 
     def __init__(
         self,
@@ -40,10 +42,12 @@ class Fleet:
         sink: Callable[[FleetEvent], None],
         in_flight: Callable[[str], int] = lambda _: 0,
         clock: Callable[[], float] = time.monotonic,
+        silent: Callable[[str, float], int] = lambda _, __: 0,
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.health = FleetHealth(health)
         self.in_flight = in_flight
+        self.silent = silent
         self.version = 0  # moves when replicas or models change, for caches of the merged list
         self._sink = sink
         self._clock = clock
@@ -145,7 +149,8 @@ class Fleet:
         if values.replica_id not in self.replicas:
             return False
         now = self._clock()
-        events, restarted = self.health.scraped(values, self.in_flight(values.replica_id), now)
+        silent = self.silent(values.replica_id, self.health.settings.hang_s) if values.engines else 0
+        events, restarted = self.health.scraped(values, self.in_flight(values.replica_id), now, silent)
         if restarted and self.replicas[values.replica_id].learnt:
             self._sink(Restarted(values.replica_id))
         if self.replicas[values.replica_id].learnt:

@@ -39,6 +39,7 @@ class Beat:
     stuck_scrapes: int = 0
     stuck_since: float = 0.0
     started_at: float | None = None
+    engines: dict[str, tuple[float, int, float]] = field(default_factory=dict)  # steps, scrapes stuck at it, since
 
 
 @dataclass(slots=True)
@@ -175,8 +176,12 @@ class FleetHealth:
         self._back_off(r, now)
         return []
 
-    def scraped(self, values: Scraped, in_flight: int, now: float) -> tuple[list[FleetEvent], bool]:
-        """/metrics was read. Also answers whether the process is a new one since the last read."""
+    def scraped(self, values: Scraped, in_flight: int, now: float, silent: int = 0) -> tuple[list[FleetEvent], bool]:
+        """/metrics was read. Also answers whether the process is a new one since the last read.
+
+        in_flight: requests of ours that only its engine can move on; silent: streams of these that have begun and
+        have said nothing for `hang_s`.
+        """
         r = self.records.get(values.replica_id)
         if r is None:
             return [], False
@@ -191,7 +196,8 @@ class FleetHealth:
             r.asleep = False
             if r.phase is Phase.OUT and r.reason == Sign.ASLEEP.value:
                 return self._return(values.replica_id, r, now), restarted  # put to sleep on purpose: no back-off
-        if self._stuck(r.beat, values, in_flight, now):
+        stuck_engine = self._stuck_engine(r.beat, values, now) and silent > 0
+        if self._stuck(r.beat, values, in_flight, now) or stuck_engine:
             return self._eject(values.replica_id, r, Sign.HUNG, now), restarted
         return [], restarted
 
@@ -234,6 +240,7 @@ class FleetHealth:
         r.phase, r.reason, r.statistical, r.canary = Phase.HALF_OPEN, "", False, False
         r.failed_in_row = r.good_attempts = 0
         r.beat.stuck_scrapes = 0
+        r.beat.engines = {}
         return [Returned(replica_id, half_open=True)]
 
     def _calm(self, now: float) -> list[FleetEvent]:
@@ -290,3 +297,16 @@ class FleetHealth:
         if beat.stuck_scrapes == 1:
             beat.stuck_since = now
         return beat.stuck_scrapes >= STUCK_SCRAPES and now - beat.stuck_since >= self.settings.hang_s
+
+    def _stuck_engine(self, beat: Beat, values: Scraped, now: float) -> bool:
+        """One of several engines has requests and makes no step, while the others may: their sum hides it.
+
+        Its gauge alone may be stale (after an abort an idle engine publishes nothing), so a silent stream is asked for.
+        """
+        engines: dict[str, tuple[float, int, float]] = {}
+        for name, there, steps in values.engines:
+            before, scrapes, since = beat.engines.get(name, (None, 0, now))
+            still = there > 0 and steps == before
+            engines[name] = (steps, scrapes + 1 if still else 0, since if still and scrapes else now)
+        beat.engines = engines
+        return any(n >= STUCK_SCRAPES and now - since >= self.settings.hang_s for _, n, since in engines.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
@@ -219,6 +220,19 @@ class Proxy:
             and exchange.record.replica_id == replica_id
             and exchange.endpoint.kind in (Kind.GENERATE, Kind.POOL)
             and not exchange.client.paused
+            for exchange in self.live
+        )
+
+    def silent(self, replica_id: str, for_s: float) -> int:
+        """Streams of a replica that have begun and said nothing for so long, though their clients read."""
+        now = time.monotonic()
+        return sum(
+            (relay := exchange.relay) is not None
+            and not relay.over
+            and relay.content_events > 0
+            and exchange.record.replica_id == replica_id
+            and not exchange.client.paused
+            and now - relay.last_sign_at >= for_s
             for exchange in self.live
         )
 

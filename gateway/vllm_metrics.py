@@ -3,7 +3,8 @@
 Only lines of known names are looked at: a page has 50 KB, and it is read once a second per replica on the loop that
 also streams. Names that changed are tried newest first. A value that is absent, NaN or not a number is unknown
 (None), never zero. A server with data parallel ranks has one series per engine: counts and capacities are summed,
-KV usage is the largest, and it is awake when all are. Source: vLLM's metrics documentation and recorded pages.
+KV usage is the largest, it is awake when all are, and the steps of each engine are kept apart as its heartbeat.
+Source: vLLM's metrics documentation and recorded pages.
 """
 
 from __future__ import annotations
@@ -111,7 +112,21 @@ def read(text: str, replica_id: str, at: float) -> Scraped:
         adapters_running=_names(lora, "running_lora_adapters"),
         adapters_waiting=_names(lora, "waiting_lora_adapters"),
         max_adapters=_whole(lora, "max_lora"),
+        engines=_engines(s),
     )
+
+
+def _engines(s: Series) -> tuple[tuple[str, float, float], ...]:
+    """Each data-parallel engine with the requests it has and its steps so far; empty where there is only one."""
+    steps = {labels.get("engine", ""): value for labels, value in s.get("iteration_tokens_total_count", ())}
+    if len(steps) < 2:
+        return ()
+    there = dict.fromkeys(steps, 0.0)
+    for name in ("num_requests_running", "num_requests_waiting"):
+        for labels, value in s.get(name, ()):
+            if (engine := labels.get("engine", "")) in there:
+                there[engine] += value
+    return tuple((engine, there[engine], count) for engine, count in steps.items())
 
 
 def _labels(text: str) -> dict[str, str]:

@@ -177,6 +177,7 @@ class Scraped:
     adapters_running: tuple[str, ...] = ()
     adapters_waiting: tuple[str, ...] = ()
     max_adapters: int | None = None
+    engines: tuple[tuple[str, float, float], ...] = ()  # label, requests it has, steps; only of several (data parallel)
 
 
 @dataclass(slots=True)
