@@ -18,6 +18,8 @@ from policies.settings import Settings
 from policies.sight import Sight
 from policies.tracked import Tracked
 
+ALONE = 1.1  # times what a request takes alone: up to that it did not queue
+
 
 class Dispatcher:
     """Owns what is learnt from dispatches: fits, margins, output lengths, prediction errors."""
@@ -92,9 +94,7 @@ class Dispatcher:
         since = replica.ledger.busy_since(charge)
         done = replica.ledger.first_token(request.id, charge, now)
         if done and now > since and all(c.clocked for c in done):
-            tokens, context = sum(c.uncached_tokens for c in done), sum(c.context for c in done)
-            replica.prefill.add(tokens, context, now - since, self.fleet.prior)
-            self.fleet.prior.add(tokens, context, now - since, None)
+            self._learn(replica, charge, done, since, now)
         replica.changed(now)
         ttft = now - charge.dispatched_at
         if charge.clocked and not charge.stale:
@@ -102,6 +102,17 @@ class Dispatcher:
             self.errors.observe(ttft, tracked.predicted_ttft_s)
         if self._listens:
             self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
+
+    def _learn(self, replica: Replica, charge: Charge, done: list[Charge], since: float, now: float) -> None:
+        """One busy period that began at `since`. What took no longer than it would have taken alone did not queue,
+        however many were out: engines batch short prompts, and the network is a pipeline."""
+        tokens, context = sum([c.uncached_tokens for c in done]), sum([c.context for c in done])
+        latency = since <= charge.dispatched_at
+        if not latency and len(done) == 1:
+            alone = replica.prefill.overhead_s + charge.service_s
+            if now - charge.dispatched_at <= ALONE * alone:
+                since, latency = charge.dispatched_at, True
+        self.fleet.learn(replica, tokens, context, now - since, latency)
 
     def release(self, tracked: Tracked, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """The one place where an attempt gives back what it was charged. A request that is not out gives nothing."""

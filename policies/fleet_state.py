@@ -14,6 +14,8 @@ from policies.predictor import DecodeFit, PrefillFit
 from policies.settings import Settings
 from policies.tracked import Tracked
 
+EARLY = 16  # samples of the fleet up to which every replica settles after each
+
 
 class Replica:
     """State of one replica. `open` is what may be dispatched to, panic mode applied."""
@@ -31,8 +33,9 @@ class Replica:
         self.ledger = WorkLedger()
         self.pace = Pace()
         self.kv = KVHeadroom(None if event.kv_capacity_tokens is None else float(event.kv_capacity_tokens))
-        self.prefill = PrefillFit(event.prefill_rate or prior.rate, prior.overhead_s)
-        if event.prefill_rate is None:
+        hint = event.prefill_rate
+        self.prefill = PrefillFit(hint or prior.rate, prior.overhead_s, hinted=hint is not None)
+        if hint is None:
             self.prefill.adopt(prior)
         self.decode = DecodeFit()
         self.draining = self.ejected = self.statistical = False
@@ -144,6 +147,19 @@ class Fleet:
         replica = self.replicas[event.replica_id] = Replica(event, slot, self.prior, now)
         self._pools.clear()
         return replica
+
+    def learn(self, replica: Replica, tokens: float, context: float, seconds: float, latency: bool) -> None:
+        """A prefill sample of one replica. The others settle with what the fleet knows by now, in turn: a replica that
+        showed nothing yet must not look faster than those that did, nor one slower that got a bad first sample."""
+        prior = self.prior
+        prior.add(tokens, context, seconds, None, latency=latency)
+        replica.prefill.add(tokens, context, seconds, prior, latency=latency)
+        others = list(self.replicas.values())
+        if prior.samples > EARLY:
+            others = [others[prior.samples % len(others)]]
+        for other in others:
+            if other is not replica:
+                other.prefill.settle(prior)
 
     def remove(self, replica_id: str) -> None:
         self._pools.clear()

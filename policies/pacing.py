@@ -7,7 +7,8 @@ needs the right rate, and one prompt of 70k tokens puts it in debt for longer th
 streams' own running means are all the state there is, so the pace is a relay on them: no new prefill while over
 5 % of the live streams run above 0.85 of their objective, go as soon as they are back. A trickle of `pace_trickle`
 keeps a replica usable whose streams can never meet theirs; phi only estimates capacity.
-A replica without live streams harms nobody and is not paced. `Settings.pace` sets a fixed-rate bucket instead.
+Without live streams, or where prefill does not stretch the steps, nobody is harmed and nothing paced.
+`Settings.pace` sets a fixed-rate bucket instead.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from policies.settings import Settings
 BURST_S = 0.5  # prefill seconds that a fixed rate may save up
 STALE_S = 1.0  # without a pulse for this long the relay opens: it knows nothing
 PULSE_S = 0.05
+STRETCH = 1.2  # times a decode-only step, from which a step with prefill counts as longer
 
 
 def allowed_share(t_d: float | None, t_p: float | None, objective_s: float) -> float:
@@ -30,6 +32,12 @@ def allowed_share(t_d: float | None, t_p: float | None, objective_s: float) -> f
     if t_d >= objective_s:
         return 0.0
     return min(1.0, (1.0 / t_d - 1.0 / objective_s) / (1.0 / t_d - 1.0 / t_p))
+
+
+def stretches(decode: DecodeFit) -> bool:
+    """Whether steps with prefill are longer than those without, so that waiting would help the streams; True while
+    unknown. Where they are not, the engine is slow for another reason or the prompts are short."""
+    return decode.idle_s is None or decode.busy_s is None or decode.busy_s > STRETCH * decode.idle_s
 
 
 class Pace:
@@ -115,10 +123,11 @@ class Pace:
         self._fixed = settings.pace is not None
         self._fill = settings.pace_trickle if settings.pace is None else settings.pace
         self.slack_s = pulse.least_slack_s
-        self.closed = pulse.live > 0 and pulse.near > settings.pace_near_share * pulse.live
+        harmful = stretches(decode)
+        self.closed = harmful and pulse.live > 0 and pulse.near > settings.pace_near_share * pulse.live
         self.closed_share += 0.005 * (self.closed - self.closed_share)
         objective = self.tightest_s
-        share = 1.0 if objective is None else allowed_share(decode.idle_s, decode.busy_s, objective)
+        share = 1.0 if objective is None or not harmful else allowed_share(decode.idle_s, decode.busy_s, objective)
         self.rate = max(settings.pace_trickle, share) if settings.pace is None else settings.pace
 
     def _refill(self, now: float) -> None:

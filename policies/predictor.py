@@ -1,9 +1,10 @@
 """How long prefill and decode take on each replica, learnt from what the streams show.
 
-Prefill: the time from max(dispatch, previous first token) to a first token is one busy-period sample, free of
-queueing: s = a + b u + c u (h + u/2), fitted by least squares with forgetting, clamped, outliers winsorised, and
-shrunk to the fleet with pseudo-samples so that a new replica predicts sensibly. Decode: gaps between events while
-no prefill is in progress (t_d) and while one is (t_p), as EWMAs of the pulses.
+Prefill: s = a y + b u + c u (h + u/2). A first token after an idle start, or after no longer than alone, shows the
+latency a too (y = 1); one that queued shows only the time since the first token before it (y = 0), free of queueing:
+so overhead is latency and never serial service. Least squares with forgetting, outliers winsorised, shrunk to the
+fleet with pseudo-samples and a ridge: what prompts of one length cannot tell apart stays near what was believed, short
+ones speaking about a and long ones about b. Decode: gaps while no prefill is in progress (t_d) and while one is (t_p).
 TTFT = a + seconds ahead + own seconds. Trade-off: a linear model with an online margin (`Margin`) instead of a learnt
 one: it is right within tens of per cent and needs no training; the margin absorbs the rest.
 """
@@ -11,73 +12,100 @@ one: it is right within tens of per cent and needs no training; the margin absor
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-FORGET = 0.98  # per sample: a memory of about 50
+FORGET = 0.98  # per sample: a memory of about 50; of the first samples less, they pay for cold graphs and caches
+LEAST_SAMPLES = 4  # before a replica may differ from its fleet: the first one is often a compilation
 PSEUDO = 8.0  # weight of the fleet's view in a replica's fit, in samples
+RIDGE = 0.3  # weight of each coefficient believed before, in samples of 1,000 tokens
 WINSOR = 4.0  # a sample counts at most this many times what was predicted: peers or priorities break FCFS
+FASTEST = 64.0  # times the rate believed before: engines that answer at once do not divide by zero
 LARGEST_MARGIN = 4.0  # a margin there means the predictor is broken
 KILO, CONTEXT = 1e3, 1e8  # units of the two regressors: keep the sums of one size
 
 
 class PrefillFit:
-    """s = a + b u + c u (h + u/2): overhead, linear layers, attention of u new tokens to the h cached before them."""
+    """s = a y + b u + c u (h + u/2): latency, linear layers, attention of u new tokens to the h cached before them."""
 
-    __slots__ = ("_sums", "overhead_s", "per_context_s", "per_token_s", "rate")
+    __slots__ = ("_believed", "_hinted", "_samples", "_sums", "overhead_s", "per_context_s", "per_token_s", "rate")
 
-    def __init__(self, rate: float, overhead_s: float) -> None:
+    def __init__(self, rate: float, overhead_s: float, *, hinted: bool = False) -> None:
+        """hinted: somebody who knows the replica said so, and it stands until the replica itself shows otherwise."""
+        self._hinted = hinted
         self.rate = rate  # tokens/s over the mix seen
         self.overhead_s = overhead_s
         self.per_token_s, self.per_context_s = 1.0 / rate, 0.0  # b, c
-        self._sums = [0.0] * 9  # weighted: 1, x, z, s, xx, xz, zz, xs, zs
+        self._believed = (overhead_s, KILO / rate, 0.0)  # before any sample
+        self._samples = 0
+        self._sums = [0.0] * 12  # weighted: 1, x, z, then y, yx, yz, ys, xx, xz, zz, xs, zs
 
     @property
-    def weight(self) -> float:
-        return self._sums[0]
+    def samples(self) -> int:
+        return self._samples
 
     def seconds(self, uncached: float, cached: float) -> float:
         """Prefill seconds of one request alone, without overhead."""
         return uncached * (self.per_token_s + self.per_context_s * (cached + 0.5 * uncached))
 
-    def add(self, tokens: float, context: float, seconds: float, prior: PrefillFit | None) -> None:
-        """One busy period: `tokens` computed, `context` the sum of u (h + u/2) over its requests."""
-        x, z = tokens / KILO, context / CONTEXT
-        expected = self.overhead_s + self.per_token_s * tokens + self.per_context_s * context
-        s = min(seconds, WINSOR * expected) if self._sums[0] > 0.0 else seconds
-        w = 1.0 / max(expected, 0.02)  # the error grows with the length
-        sums = self._sums
-        new = (w, w * x, w * z, w * s, w * x * x, w * x * z, w * z * z, w * x * s, w * z * s)
-        self._sums = sums = [FORGET * old + more for old, more in zip(sums, new, strict=True)]
-        if prior is not None and prior._sums[0] > 0.0:
-            k = PSEUDO * w / prior._sums[0]
-            self._solve([a + k * b for a, b in zip(sums, prior._sums, strict=True)])
-        else:
-            self._solve(sums)
+    def add(
+        self, tokens: float, context: float, seconds: float, prior: PrefillFit | None, *, latency: bool = True
+    ) -> None:
+        """One busy period: `tokens` computed, `context` the sum of u (h + u/2) over its requests.
+
+        latency: the overhead is in `seconds`; False for what queued behind others.
+        """
+        x, z, y = tokens / KILO, context / CONTEXT, 1.0 if latency else 0.0
+        expected = y * self.overhead_s + self.per_token_s * tokens + self.per_context_s * context
+        s = min(seconds, WINSOR * max(expected, 0.02)) if self._samples else seconds
+        w = 1.0 / (0.02 + self._believed[0] * y + self._believed[1] * x)  # the error grows with the length
+        new = (w, w * x, w * z, w * y, w * x * y, w * z * y, w * s * y, w * x * x, w * x * z, w * z * z, w * x * s,
+               w * z * s)  # fmt: skip
+        keep = min(FORGET, (self._samples + 1.0) / (self._samples + 3.0))
+        self._samples += 1
+        self._sums = [keep * old + more for old, more in zip(self._sums, new, strict=True)]
+        self.settle(prior)
+
+    def settle(self, prior: PrefillFit | None) -> None:
+        """Solves again, with what the fleet knows by now; a replica that showed little yet takes that over."""
+        if prior is not None and self._samples < LEAST_SAMPLES:
+            if prior._samples and not self._hinted:
+                self.adopt(prior)
+            return
+        one = self._sums[0] / min(self._samples, 1.0 / (1.0 - FORGET))  # weight of a sample, about
+        if prior is None or not prior._samples:
+            self._solve(self._sums, self._believed, RIDGE * one)
+            return
+        k = PSEUDO * one / prior._sums[0]
+        believed = (prior.overhead_s, prior.per_token_s * KILO, prior.per_context_s * CONTEXT)
+        self._solve([a + k * b for a, b in zip(self._sums, prior._sums, strict=True)], believed, RIDGE * one)
 
     def adopt(self, prior: PrefillFit) -> None:
         """Start from what the fleet knows."""
         self.rate, self.overhead_s = prior.rate, prior.overhead_s
         self.per_token_s, self.per_context_s = prior.per_token_s, prior.per_context_s
 
-    def _solve(self, m: list[float]) -> None:
-        """Least squares with non-negative coefficients: the largest set of regressors that gives them."""
-        n, x, z, s, xx, xz, zz, xs, zs = m
-        if xx <= 0.0 or s <= 0.0:
-            return
-        a = b = c = -1.0
-        det = n * (xx * zz - xz * xz) - x * (x * zz - xz * z) + z * (x * xz - xx * z)
-        if det > 1e-6 * n * xx * zz:
-            a = (s * (xx * zz - xz * xz) - x * (xs * zz - xz * zs) + z * (xs * xz - xx * zs)) / det
-            b = (n * (xs * zz - xz * zs) - s * (x * zz - xz * z) + z * (x * zs - xs * z)) / det
-            c = (n * (xx * zs - xs * xz) - x * (x * zs - xs * z) + s * (x * xz - xx * z)) / det
-        if min(a, b, c) < 0.0 and (det := xx * zz - xz * xz) > 1e-6 * xx * zz:
+    def _solve(self, m: Sequence[float], believed: tuple[float, float, float], r: float) -> None:
+        """Ridge regression with non-negative coefficients: those that would be negative are zero."""
+        _, mx, mz, y, yx, yz, ys, xx, xz, zz, xs, zs = m
+        a0, b0, c0 = believed
+        y, xx, zz, ys, xs, zs = y + r, xx + r, zz + r, ys + r * a0, xs + r * b0, zs + r * c0
+        det = y * (xx * zz - xz * xz) - yx * (yx * zz - xz * yz) + yz * (yx * xz - xx * yz)
+        a = (ys * (xx * zz - xz * xz) - yx * (xs * zz - xz * zs) + yz * (xs * xz - xx * zs)) / det
+        b = (y * (xs * zz - xz * zs) - ys * (yx * zz - xz * yz) + yz * (yx * zs - xs * yz)) / det
+        c = (y * (xx * zs - xs * xz) - yx * (yx * zs - xs * yz) + ys * (yx * xz - xx * yz)) / det
+        if c < 0.0:
+            det = y * xx - yx * yx
+            a, b, c = (ys * xx - xs * yx) / det, (y * xs - yx * ys) / det, 0.0
+        if a < 0.0:
+            det = xx * zz - xz * xz
             a, b, c = 0.0, (xs * zz - zs * xz) / det, (zs * xx - xs * xz) / det
-        if min(a, b, c) < 0.0 and (det := n * xx - x * x) > 1e-3 * n * xx:
-            a, b, c = (s * xx - xs * x) / det, (n * xs - x * s) / det, 0.0
-        if min(a, b, c) < 0.0 or b <= 0.0:
-            a, b, c = 0.0, s / x, 0.0
+        if c < 0.0:
+            a, b, c = 0.0, xs / xx, 0.0
+        if b < b0 / FASTEST:
+            a, b = ys / y, b0 / FASTEST
         self.overhead_s, self.per_token_s, self.per_context_s = a, b / KILO, c / CONTEXT
-        self.rate = KILO * x / (b * x + c * z)
+        self.rate = KILO * mx / (b * mx + c * mz) if mx > 0.0 else KILO / b
 
 
 class Margin:

@@ -39,6 +39,15 @@ def test_prefill_waits_while_streams_run_near_their_objective_and_goes_when_they
     assert pace.wait(0.15) == 0.0
 
 
+def test_an_engine_that_is_slow_without_prefill_too_gets_no_faster_by_waiting() -> None:
+    pace, slow = Pace(), DecodeFit(idle_s=0.2, busy_s=0.21)  # short prompts vanish in its steps
+    pace.enter(0.2)
+    pace.pulse(Pulse(live=20, near=20), slow, Settings(), 0.05)
+    pace.spend(3.0, 0.05)
+    assert pace.wait(0.05) == 0.0
+    assert pace.rate == 1.0
+
+
 def test_a_replica_whose_streams_never_meet_theirs_still_gets_a_trickle() -> None:
     pace = streaming(NEAR)
     pace.spend(0.2, 0.05)

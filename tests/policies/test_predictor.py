@@ -55,7 +55,7 @@ def test_samples_of_one_size_still_give_a_rate() -> None:
     fit = PrefillFit(8000.0, 0.05)
     for _ in range(20):
         fit.add(1000, 1000 * 500, 0.1, None)
-    assert fit.overhead_s + fit.seconds(1000, 0) == pytest.approx(0.1)
+    assert fit.overhead_s + fit.seconds(1000, 0) == pytest.approx(0.1, rel=0.01)
     assert fit.overhead_s >= 0.0
 
 
