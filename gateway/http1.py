@@ -225,7 +225,6 @@ class UpstreamConnection(asyncio.Protocol):
         """The response is over: the connection is free for another, or closed."""
         self._receiver = self._decoder = None
         if self._keep:
-            self._reset(b"")
             self.idle_since = time.monotonic()
             if self._paused:
                 self.resume_reading()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gateway import retry
 from gateway.endpoints import Kind
+from gateway.errors import Api
 from gateway.http1 import Break, Head, UpstreamConnection
 from gateway.retry import Failure
 from gateway.sse import ABORT, COMMENT, CONTENT, ERROR, FINISH, TERMINAL, USAGE, EventScanner, data_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.exchange import Exchange
 
 COLLECT_BYTES = 256 * 1024
+_NO_EVENTS = EventScanner(Api.OTHER)  # of an answer that is no stream; nobody writes to it
 _FINGERPRINT = b',"system_fingerprint":'
 
 
@@ -59,7 +61,7 @@ class Relay:
         self.exchange = exchange
         self.client = exchange.client
         self.meter = exchange.meter
-        self.scan = EventScanner(exchange.endpoint.api)
+        self.scan = _NO_EVENTS
         self.connection: UpstreamConnection | None = None
         self.mode = Mode.HEAD
         self.head: Head | None = None
@@ -92,6 +94,7 @@ class Relay:
         if head.status == 200 and kind.startswith(b"text/event-stream"):
             if self.exchange.endpoint.kind is Kind.GENERATE:
                 self.mode = Mode.STREAM
+                self.scan = EventScanner(self.exchange.endpoint.api)
                 return
             self._pass_on()
             return

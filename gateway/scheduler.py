@@ -20,6 +20,7 @@ from policies.core import Balancer
 from policies.model import (
     Abort,
     Decision,
+    Dispatch,
     FleetEvent,
     Hold,
     Outcome,
@@ -157,11 +158,18 @@ class Scheduler:
     def _apply(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             request_id = decision.request_id
+            owner = self._owners.get(request_id)
+            if type(decision) is Dispatch and owner is not None:  # the usual one
+                if self._held:
+                    self._held.discard(request_id)
+                owner.on_decision(decision)
+                continue
             if isinstance(decision, Hold) or (isinstance(decision, Abort) and decision.requeue):
                 self._held.add(request_id)
             else:
                 self._held.discard(request_id)
-            owner = self._owners.pop(request_id, None) if isinstance(decision, Shed) else self._owners.get(request_id)
+            if isinstance(decision, Shed):
+                self._owners.pop(request_id, None)
             if owner is not None:
                 owner.on_decision(decision)
             else:

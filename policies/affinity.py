@@ -81,6 +81,9 @@ class Affinity:
 
     def look(self, request: Request, now: float) -> Look:
         """Expected cached tokens per slot, and the preference list; may be asked again while the request is held."""
+        if not request.chain and not request.shared_depth:  # a short prompt: nothing can be known of it
+            nothing = [0.0] * len(self._precision)
+            return Look(nothing, nothing, self.homes.place((), request.session, now, request.adapter))
         depths = self.index.depths(request.chain, request.prompt_bytes // CHUNK_BYTES)
         if request.shared_depth:
             self._merge(depths, request.shared_depth, len(request.chain))

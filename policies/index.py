@@ -121,17 +121,19 @@ class PrefixIndex:
         """
         holders, alive = self._holders, self._everybody
         groups: list[tuple[int, int]] = []  # (slots, depth at which they stop)
-        depth = 0
-        for key in chain:
-            still = holders.get(key, 0) & alive
-            if still != alive:
-                groups.append((alive ^ still, depth))
-                alive = still
-                if not alive:
-                    break
+        depth, size = 0, len(chain)
+        while alive:  # who holds a chunk holds all before it, so where the next ones stop is found by halving
+            high = size
+            while depth < high:
+                middle = (depth + high) // 2
+                if holders.get(chain[middle], 0) & alive == alive:
+                    depth = middle + 1
+                else:
+                    high = middle
+            still = holders.get(chain[depth], 0) & alive if depth < size else 0
+            groups.append((alive ^ still, depth))
+            alive = still
             depth += 1
-        if alive:
-            groups.append((alive, depth))
         return self._spread(groups, chain, total_chunks)
 
     def _spread(self, groups: list[tuple[int, int]], chain: Sequence[int], total_chunks: int) -> list[int]:
