@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 TEST_ARGS ?=
+TEST_JOBS ?= 2
 
 .PHONY: demo test test-vllm bench lint format clean
 
@@ -31,7 +32,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m 'not vllm' $(TEST_ARGS)
+	$(BIN)/python -m pytest -m 'not vllm' -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
 test-vllm: $(VENV)/.test
 	$(BIN)/python -m pytest -m vllm tests/vllm $(TEST_ARGS)

@@ -8,7 +8,6 @@ mistyped names import them all. Exit status: 0 success, 1 a run is INVALID or a 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +19,6 @@ import typer
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("gateway.cli", "Gateway"),
     "check": ("gateway.cli", "Gateway"),
-    "prefixes": ("gateway.cli", "Gateway"),
     "demo": ("loadtests.demo", "Start here"),
     "replica": ("loadtests.replica", "Simulated replicas"),
     "calibrate": ("loadtests.calibrate", "Simulated replicas"),
@@ -35,11 +33,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 OURS = ("gateway", "policies", "loadtests")
 
 
-def command_function(name: str) -> Callable[..., Any] | None:
-    """The function behind a command; None where this installation has no such module or command."""
+def command_function(name: str) -> Callable[..., Any]:
+    """The function behind a command, or one that names the package that is missing for it."""
     module_name, _ = COMMANDS[name]
-    if importlib.util.find_spec(module_name) is None:
-        return None
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -51,8 +47,8 @@ def command_function(name: str) -> Callable[..., Any] | None:
         for info in own.registered_commands:
             if info.callback and (info.name or info.callback.__name__.replace("_", "-")) == name:
                 return info.callback
-    found: Callable[..., Any] | None = getattr(module, name.replace("-", "_"), None)
-    return found
+    function: Callable[..., Any] = getattr(module, name.replace("-", "_"))
+    return function
 
 
 def _missing(name: str, package: str) -> Callable[..., Any]:
@@ -77,9 +73,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(lambda: None)  # keeps the name of a single command on the line
     for name in wanted:
-        function = command_function(name)
-        if function is not None:
-            app.command(name, rich_help_panel=COMMANDS[name][1])(function)
+        app.command(name, rich_help_panel=COMMANDS[name][1])(command_function(name))
     return app
 
 

@@ -62,7 +62,7 @@ def test_a_part_that_cannot_start_says_why_in_one_line() -> None:
 async def test_ctrl_c_is_clean_at_any_moment(moment: str) -> None:
     said = {"the start": "4 simulated replicas", "the load": "requests in", "serving on": "Ctrl-C stops everything"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-u", "-m", "loadtests.cli", "demo", "--window", "2", "--seed", "1",
+        sys.executable, "-u", "-m", "loadtests.cli", "demo", "--window", "1", "--seed", "1",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
         env={**os.environ, "COLUMNS": "160"},
     )  # fmt: skip

@@ -25,13 +25,15 @@ def simulate(*arguments: str) -> Any:
 
 def test_two_executions_leave_equal_runs_and_equal_lines(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    first = simulate(*SMALL, "--out", str(one), "--jobs", "1")
+    short = [*SMALL, "--window", "6", "--drain", "6"]
+    first = simulate(*short, "--out", str(one), "--jobs", "1")
     assert first.exit_code == 0, first.output
-    assert simulate(*SMALL, "--out", str(two), "--jobs", "2").exit_code == 0
+    assert simulate(*short, "--out", str(two), "--jobs", "2").exit_code == 0
     held, again = (json.loads((d / "summary.json").read_text()) for d in (one, two))
     assert held["runs"] == again["runs"]
     assert held["comparisons"] == again["comparisons"]
     assert (one / "requests.jsonl").read_bytes() == (two / "requests.jsonl").read_bytes()
+    assert all(run["offered"] for run in held["runs"])
     assert "wall_s" in held["provenance"]
     assert not [r for r in held["runs"] if "wall_s" in r]
 
