@@ -1,14 +1,47 @@
-"""Hypothesis without deadlines, since a machine may be busy; in CI the same examples each time, and no database.
+"""For every test: hypothesis without deadlines, and no process left when the session ends.
 
-Elsewhere examples are drawn anew, so that many runs search wider than one; a failure prints how to repeat it.
+A machine may be busy, so no example has a deadline. In CI the examples are the same each time and no database is
+kept; elsewhere they are drawn anew, so that many runs search wider than one. What a session starts inherits a mark
+in its environment, also what left for a session of its own; whatever carries it at the end was left behind.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+MARK = f"FOREBAY_TEST_SESSION={os.getpid()}"
+os.environ.update([MARK.split("=")])
+GONE_WITHIN_S = 30.0
+ENDS_WITH_US = b"multiprocessing.resource_tracker"
 
 settings.register_profile("forebay", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "forebay")
+
+
+def left_behind() -> list[str]:
+    """Command lines of processes that this session started, zombies apart."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            marks, line = (folder / "environ").read_bytes().split(b"\0"), (folder / "cmdline").read_bytes()
+        except OSError:
+            continue  # it ended, or is another user's
+        if MARK.encode() in marks and int(folder.name) != os.getpid() and ENDS_WITH_US not in line:
+            found.append(f"{folder.name}: {line.replace(bytes(1), b' ').decode(errors='replace')}")
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left_behind() -> Iterator[None]:
+    yield
+    end = time.monotonic() + GONE_WITHIN_S
+    while (left := left_behind()) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert left == [], "processes that tests left behind"
