@@ -1,11 +1,15 @@
 """What a whole answer says: tokens, finish reason, the id it can be asked for again.
 
 Only answers of generation are read: `abort` in one of 200 status means that the replica is shutting down and has
-answered nothing, or only a part (vLLM does both with a clean 200), so it is a failed attempt.
+answered nothing, or only a part (vLLM does both with a clean 200), so it is a failed attempt. An answer too long to be
+collected is passed on as it comes; of it the two ends are read, since the id stands first and usage near the end. The
+marks looked for hold bare quotes, which inside a JSON string are escaped, so no text can imitate them.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +19,9 @@ from gateway import usage as usages
 from gateway.errors import Api
 from policies.model import Usage
 
+TAIL_BYTES = 16 * 1024
+_RESPONSE_ID = re.compile(rb'\s*\{\s*"id"\s*:\s*"([^"\\]{1,256})"')
+_USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _FINE = frozenset({"max_output_tokens", "content_filter"})
 
 
@@ -23,6 +30,32 @@ class Reading:
     usage: Usage | None = None
     aborted: bool = False
     response_id: str = ""
+
+
+class Long:
+    """The two ends of an answer that is passed on as it comes."""
+
+    __slots__ = ("_api", "_tail", "response_id")
+
+    def __init__(self, api: Api, begun: bytes) -> None:
+        self._api = api
+        found = _RESPONSE_ID.match(begun) if api is Api.RESPONSES else None
+        self.response_id = "" if found is None else found[1].decode("utf-8", "replace")
+        self._tail = begun[-TAIL_BYTES:]
+
+    def add(self, payload: bytes) -> None:
+        self._tail = (self._tail + payload[-TAIL_BYTES:])[-TAIL_BYTES:]
+
+    def usage(self) -> Usage | None:
+        """Of the last usage object in the tail; None where there is none whole, or the API generates nothing."""
+        marks = list(_USAGE.finditer(self._tail)) if self._api is not Api.OTHER else []
+        if not marks:
+            return None
+        try:
+            document, _ = json.JSONDecoder().raw_decode(self._tail[marks[-1].end() :].decode("utf-8", "replace"))
+        except json.JSONDecodeError:
+            return None
+        return usages.read(document)
 
 
 def read(api: Api, body: bytes) -> Reading:

@@ -94,7 +94,9 @@ def parse(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes, *, as
         raise GatewayError(Code.MALFORMED, "the request body must be a JSON object")
     call.document = document
     _fields(call, document)
-    # with several answers vLLM puts its fingerprint on each last event, which could not be restored without waiting
+    # Several answers: unasked, vLLM puts its fingerprint on the last event of each; asked, only on the usage event,
+    # at the very end. To restore it each last event would have to wait for the longest answer. So nobody asks, and
+    # completion tokens are events times the replica's tokens per event (source "events" in journal and metrics).
     if ask_usage and endpoint.asks_usage and call.streams and call.answers == 1:
         options = document.get("stream_options")
         asked = isinstance(options, dict) and options.get("include_usage") is True

@@ -3,7 +3,7 @@
 Nothing per event reaches the core: a stream adds its gap to the replica's sums (idle or busy, by whether a prefill
 is in progress there), and the tick computes how many live streams run near their own pace. Pace of a stream: time
 since its first token over tokens so far, as the pacing controller was measured with. Tokens per event are learnt from
-usage, and from scraped counters where usage is off.
+usage; where it is off from scraped counters, which also hold what came by other ways (so never both).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Meter:
     """Sums of one replica since the last pulse."""
 
     __slots__ = (
-        "_events", "_scraped", "busy_gaps", "busy_sum_s", "events_total", "idle_gaps", "idle_sum_s", "live",
+        "_events", "_scraped", "_told", "busy_gaps", "busy_sum_s", "events_total", "idle_gaps", "idle_sum_s", "live",
         "prefilling", "replica_id", "tokens_per_event",
     )  # fmt: skip
 
@@ -44,6 +44,7 @@ class Meter:
         self.events_total = 0  # content events of streams that ended
         self._scraped: float | None = None
         self._events = 0
+        self._told = False  # usage has said it since the last scrape
 
     def pulse(self, now: float) -> Pulse:
         near = 0
@@ -71,14 +72,16 @@ class Meter:
         self.events_total += content_events
         if completion_tokens and content_events > 1:
             self._learn(completion_tokens / content_events)
+            self._told = True
 
     def scraped(self, values: Scraped) -> None:
         """Generated tokens between two scrapes over events seen between them, where enough of both moved."""
         tokens, before = values.generation_tokens, self._scraped
         seen = self.events_total + sum(s.content_events for s in self.live)
-        if tokens is not None and before is not None and tokens > before and seen - self._events >= 32:
+        moved = tokens is not None and before is not None and tokens > before and seen - self._events >= 32
+        if moved and not self._told:
             self._learn((tokens - before) / (seen - self._events))
-        self._scraped, self._events = tokens, seen
+        self._scraped, self._events, self._told = tokens, seen, False
 
     def _learn(self, ratio: float) -> None:
         ratio = min(MOST_TOKENS_PER_EVENT, max(1.0, ratio))

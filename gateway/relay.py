@@ -14,7 +14,7 @@ from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from gateway import retry
+from gateway import answer, retry
 from gateway.endpoints import Kind
 from gateway.errors import Api
 from gateway.http1 import Break, Head, UpstreamConnection
@@ -51,10 +51,10 @@ class Relay:
     """`http1.Receiver` of one attempt, and a `pulses.Live` stream once content came."""
 
     __slots__ = (
-        "_collected", "_framed", "_held", "_held_framed", "_parked", "_prefix", "_raw", "_size", "_suffix", "_terminal",
-        "_text_at", "_usual", "_withhold", "broke", "client", "connection", "content_events", "dispatched_at",
-        "exchange", "first_at", "head", "last_at", "last_event_at", "longest_gap_s", "meter", "mode", "over", "passing",
-        "scan", "tpot_s",
+        "_collected", "_framed", "_held", "_held_framed", "_long", "_parked", "_prefix", "_raw", "_size", "_suffix",
+        "_terminal", "_text_at", "_usual", "_withhold", "broke", "client", "connection", "content_events",
+        "dispatched_at", "exchange", "first_at", "head", "last_at", "last_event_at", "longest_gap_s", "meter",
+        "mode", "over", "passing", "scan", "tpot_s",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, now: float) -> None:
@@ -149,6 +149,7 @@ class Relay:
             self._events(payload, framed, now)
         elif self.mode is Mode.PASS:
             self.last_event_at = now
+            self._long.add(payload)
             self.client.write(payload)
             self._brake()
         else:
@@ -177,6 +178,7 @@ class Relay:
         if self.mode is Mode.STREAM:
             self._stream_ended(retry.EARLY_END)
         elif self.mode is Mode.PASS:
+            self.scan.usage, self.scan.first_id = self._long.usage(), self._long.response_id
             self.client.end()
             self._finish(Result())
         else:
@@ -371,9 +373,11 @@ class Relay:
         head = self.head
         assert head is not None
         self.exchange.commit(head, head.length, monotonic())
-        if self._collected:
-            self.client.write(b"".join(self._collected))
-            self._collected.clear()
+        begun = b"".join(self._collected)
+        self._collected.clear()
+        self._long = answer.Long(self.exchange.endpoint.api, begun)
+        if begun:
+            self.client.write(begun)
         self._brake()
 
     def _brake(self) -> None:

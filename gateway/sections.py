@@ -87,7 +87,7 @@ class Stream(Table):
     keep_alive_comment_s: Seconds = 10.0
     """Time between our own comments after that."""
     usage: Literal["ask", "off"] = "ask"
-    """"ask" adds include_usage to streamed generation and keeps the extra event back; "off" changes no byte."""
+    """"ask" adds include_usage to streams of one answer and keeps the extra event back; "off" changes no byte."""
 
 
 class Retry(Table):

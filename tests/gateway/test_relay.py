@@ -72,7 +72,11 @@ def play(path: str, body: bytes, pieces: list[bytes], framed: bool = True) -> tu
     pool: Any = SimpleNamespace(forget=lambda c: None, give=lambda c: None)
     connection = UpstreamConnection(pool)
     transport: Any = SimpleNamespace(
-        write=lambda data: None, writelines=lambda parts: None, abort=lambda: None, resume_reading=lambda: None
+        write=lambda data: None,
+        writelines=lambda parts: None,
+        abort=lambda: None,
+        resume_reading=lambda: None,
+        is_closing=lambda: False,
     )
     connection.connection_made(transport)
     relay.connection = connection

@@ -171,3 +171,12 @@ def test_tokens_per_event_are_learnt_from_usage_and_from_scrapes() -> None:
     scraped.scraped(Scraped("r1", generation_tokens=None))
     scraped.scraped(Scraped("r1", generation_tokens=10.0))  # a restart teaches nothing
     assert round(scraped.tokens_per_event, 2) == 2.0
+
+
+def test_where_usage_speaks_the_scrape_is_not_asked() -> None:
+    """The replica's counter holds what others had from it as well."""
+    meter = Meter("r0")
+    for second in range(100):
+        meter.ended(content_events=100, completion_tokens=200)
+        meter.scraped(Scraped("r0", generation_tokens=second * 1000.0))
+    assert round(meter.tokens_per_event, 2) == 2.0
