@@ -78,8 +78,8 @@ class Meter:
         """Generated tokens between two scrapes over events seen between them, where enough of both moved."""
         tokens, before = values.generation_tokens, self._scraped
         seen = self.events_total + sum(s.content_events for s in self.live)
-        moved = tokens is not None and before is not None and tokens > before and seen - self._events >= 32
-        if moved and not self._told:
+        enough = seen - self._events >= 32 and not self._told
+        if enough and tokens is not None and before is not None and tokens > before:
             self._learn((tokens - before) / (seen - self._events))
         self._scraped, self._events, self._told = tokens, seen, False
 
