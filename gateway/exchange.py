@@ -81,6 +81,7 @@ class Exchange(Driven):
             record.received_at = time.monotonic()
             record.received_unix = time.time()
             self.admission = admit(self.proxy, self.endpoint, self.scope, self.headers, tenant, body, record)
+            del body  # a long stream need not hold it
             self.proxy.live.add(self)
             self.proxy.scheduler.tick()
             await self._serve(self.admission)

@@ -110,10 +110,13 @@ def _message(parts: list[bytes], message: Any) -> None:
     if not isinstance(message, dict):
         _field(parts, _OTHER, _bytes(message))
         return
-    role = message.get("role")
+    role, content = message.get("role"), message.get("content")
+    if type(role) is str and type(content) is str and len(message) == 2:  # the usual one
+        said, text = role.encode("utf-8", "surrogatepass"), content.encode("utf-8", "surrogatepass")
+        parts += (said, _TAG(0xFF, _ROLE, len(said)), text, _TAG(0xFF, _TEXT, len(text)))
+        return
     # an item of the responses API without a role (function_call, reasoning, ...) is known by its type
     _field(parts, _ROLE, _bytes(role if role is not None else message.get("type")))
-    content = message.get("content")
     if isinstance(content, str):
         _field(parts, _TEXT, content.encode("utf-8", "surrogatepass"))
     elif isinstance(content, list):
