@@ -176,3 +176,28 @@ def test_half_an_event_is_never_forwarded() -> None:
     events = exchange.client.payload.split(b"\n\n")
     assert events[-2] == b'data: {"error":"ours"}'
     assert all(event.endswith(b"]}") for event in events[:-2])
+
+
+def chunk(*events: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+
+
+def said(text: bytes) -> bytes:
+    return b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % text
+
+
+@pytest.mark.parametrize("odd", [said(b""), b": comment\n\n", said(b"two") + said(b"in one chunk"), said(b"x" * 5000)])
+def test_events_of_one_read_count_as_if_each_had_come_alone(odd: bytes) -> None:
+    """Reads hold several events whenever the loop is behind; what is not of the usual shape may stand among them."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    usual = [said(b"%d" % i) for i in range(12)]  # lengths with one digit more and less
+    events = [*usual[:5], odd, *usual[5:]]
+    end = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    body = b'{"model":"tiny","stream":true,"messages":[],"stream_options":{"include_usage":true}}'
+    alone, relay = play("/v1/chat/completions", body, [head, *map(chunk, events), end])
+    for size in (2, 3, 7, 13):
+        reads_ = [chunk(*events[at : at + size]) for at in range(0, len(events), size)]
+        merged, same = play("/v1/chat/completions", body, [head, *reads_, end])
+        assert merged.client.sent == alone.client.sent == chunk(*events, b"data: [DONE]\n\n")
+        assert same.content_events == relay.content_events == sum(e.count(b"content") - e.count(b'""') for e in events)
+        assert merged.meter.idle_gaps == alone.meter.idle_gaps == relay.content_events - 1

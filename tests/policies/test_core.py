@@ -186,3 +186,12 @@ def test_an_id_that_is_open_cannot_be_opened_again() -> None:
     b.submit(chat("r1"), 0.0)
     with pytest.raises(ValueError, match="'r1' is already open"):
         b.submit(chat("r1"), 0.0)
+
+
+@pytest.mark.parametrize(("policy", "holds", "reads"), [("round_robin", False, False), ("round_robin", True, True)])
+def test_a_rule_that_looks_at_nothing_needs_no_chain(policy: str, holds: bool, reads: bool) -> None:
+    settings = Settings() if holds else Settings().without_science()
+    balancer = Balancer(DEFAULT_CLASSES, make(policy), settings, random.Random(0))
+    assert balancer.reads_prefix is reads
+    balancer.use(make("forebay"), 0.0)
+    assert balancer.reads_prefix
