@@ -68,7 +68,8 @@ class LateBinding:
         choice = self._choose(tracked, pool, now)
         self._set_latest_start(tracked, pool)
         if self.settings.admission and sheddable and now > tracked.latest_start:
-            return [*before, self.refuse(tracked, "infeasible", now, late=False)]
+            hopeless = tracked.latest_start < tracked.request.received_at  # on an idle fleet too: no retry can succeed
+            return [*before, self.refuse(tracked, "infeasible", now, late=False, hopeless=hopeless)]
         if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
             if self.price.due(now):
@@ -98,8 +99,9 @@ class LateBinding:
         self._unpark(tracked)
         self.queue.remove(tracked)
 
-    def refuse(self, tracked: Tracked, reason: str, now: float, *, late: bool = True) -> Shed:
-        """late: it was feasible when it came, so the fleet has less capacity than was believed."""
+    def refuse(self, tracked: Tracked, reason: str, now: float, *, late: bool = True, hopeless: bool = False) -> Shed:
+        """late: it was feasible when it came, so the fleet has less capacity than was believed.
+        hopeless: it would be refused again however idle the fleet is; no time to retry is named."""
         self.leave(tracked)
         request = tracked.request
         self.shed_by_reason[reason] = self.shed_by_reason.get(reason, 0) + 1
@@ -108,7 +110,7 @@ class LateBinding:
         if reason != "no_replica":
             self.fairness.refused(request.prompt_tokens)
             self.sticky.refuse(request.session, now + self.settings.sticky_shed_s)
-        return Shed(request.id, reason, self._retry_after(tracked, now))
+        return Shed(request.id, reason, None if hopeless else self._retry_after(tracked, now))
 
     def over(self, tracked: Tracked, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """A dispatched attempt ended."""

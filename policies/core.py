@@ -37,7 +37,7 @@ from policies.model import (
     Usage,
 )
 from policies.policy import RoutingPolicy
-from policies.settings import Settings
+from policies.settings import Settings, chosen
 from policies.tracked import Tracked
 
 BACKPRESSURE_S = 0.25  # a replica that refused for load gets nothing for this long
@@ -50,15 +50,18 @@ class Balancer:
         self,
         classes: Iterable[ServiceClass] | Mapping[str, ServiceClass],
         policy: RoutingPolicy,
-        settings: Settings,
-        rng: random.Random,
+        settings: Settings | Mapping[str, Any] | None = None,
+        rng: random.Random | None = None,
     ) -> None:
+        """settings: also a mapping of the names in `Settings`, None for its defaults. rng None: seeded with 0.
+
+        Raises ValueError for an unknown setting, a value of the wrong type, or two classes of one name."""
         self.classes = by_name(classes)
         self.policy = policy
-        self.settings = settings
+        self.settings = settings = chosen(settings)
         self.dispatcher = Dispatcher(policy, settings)
         self.fleet = self.dispatcher.fleet
-        self.binding = LateBinding(self.dispatcher, settings, rng)
+        self.binding = LateBinding(self.dispatcher, settings, rng or random.Random(0))
         self._open: dict[str, Tracked] = {}
         self._deadlines: list[tuple[float, str, Tracked]] = []  # of dispatched requests
         self._now = 0.0
@@ -284,8 +287,7 @@ class Balancer:
 
     def _lost(self, replica: Replica) -> None:
         """All that ran on it is gone; the shell will report each attempt as failed."""
-        there = [t for t in self._open.values() if t.replica is replica and t.charge is not None]
-        replica.ledger.restart([t.charge for t in there if t.charge is not None])
+        replica.ledger.restart()
         replica.changed(self._now)
         replica.fill.clear()
         replica.kv.restarted()
@@ -294,12 +296,7 @@ class Balancer:
     def _scraped(self, replica: Replica, event: Scraped) -> None:
         was_down = replica.down
         replica.scraped = replica.view.scraped = event
-        growth = 0.5 * sum(
-            t.charge.kv_tokens - t.request.prompt_tokens
-            for t in self._open.values()
-            if t.replica is replica and t.charge is not None
-        )
-        replica.kv.scraped(event, growth, self.settings)
+        replica.kv.scraped(event, 0.5 * replica.ledger.answer_tokens, self.settings)
         replica.changed(self._now)
         if replica.kv.capacity is not None:
             self.dispatcher.affinity.capacity(replica.id, replica.kv.capacity)

@@ -63,6 +63,7 @@ class Dispatcher:
             uncached * (view.cached_tokens + 0.5 * uncached),
             request.streams and request.generates,
             now + ttft,
+            answer_tokens=output if request.generates else 0.0,
         )
         ledger.charge(request.id, charge)
         replica.kv.charge(uncached + output)
@@ -134,10 +135,15 @@ class Dispatcher:
             self.policy.observe(Completed(request, replica.id, outcome, usage, now - charge.dispatched_at), now)
 
     def _alternatives(self, pool: Pool, chosen: Replica, choice: Choice) -> tuple[Alternative, ...]:
+        """The best of those that could have had it; a policy that gives no scores leaves 0 to each."""
         if self.settings.alternatives <= 0:
             return ()
         scores = dict(choice.scores)
-        others = [(scores.get(r.id, 0.0), i, r.view) for i, r in enumerate(pool.open) if r is not chosen]
+        others = [
+            (scores.get(r.id, 0.0), i, r.view)
+            for i, r in enumerate(pool.open)
+            if r is not chosen and r.view.available and (r.id in scores or not scores)
+        ]
         if len(others) > self.settings.alternatives:
             others = heapq.nsmallest(self.settings.alternatives, others)
         return tuple(

@@ -28,6 +28,7 @@ class Charge:
     release_at: float = 0.0  # predicted end of prefill, used when it is not clocked
     prefilling: bool = True
     decoding: bool = False
+    answer_tokens: float = 0.0  # expected; part of kv_tokens
     stale: bool = False  # the replica restarted since: only in_flight is still owed
 
 
@@ -36,6 +37,7 @@ class WorkLedger:
 
     __slots__ = (
         "_head_since",
+        "_open",
         "_pending",
         "_queued",
         "_queued_s",
@@ -49,6 +51,7 @@ class WorkLedger:
         self.in_flight = 0
         self.live_decodes = 0
         self.kv_tokens = 0.0
+        self._open: dict[str, Charge] = {}  # given back by nobody yet
         self._pending: dict[str, Charge] = {}  # not yet prefilled, in order of dispatch
         self._queued = 0.0  # sum of their uncached tokens
         self._queued_s = 0.0  # and of their predicted seconds
@@ -58,7 +61,7 @@ class WorkLedger:
     def charge(self, request_id: str, charge: Charge) -> None:
         if not self._pending:
             self._head_since = charge.dispatched_at
-        self._pending[request_id] = charge
+        self._open[request_id] = self._pending[request_id] = charge
         self._queued += charge.uncached_tokens
         self._queued_s += charge.service_s
         self._unclocked += not charge.clocked
@@ -135,6 +138,7 @@ class WorkLedger:
             if not self.in_flight:
                 self.kv_tokens = 0.0
             return
+        del self._open[request_id]
         if charge.prefilling:
             was_head = next(iter(self._pending)) == request_id
             self._unqueue(request_id)
@@ -145,11 +149,17 @@ class WorkLedger:
             self.live_decodes -= 1
         self.kv_tokens = max(0.0, self.kv_tokens - charge.kv_tokens) if self.in_flight else 0.0
 
-    def restart(self, charges: list[Charge]) -> None:
-        """The replica lost all it had; `charges` are its open ones, which stay in flight until they are released."""
-        for charge in charges:
+    @property
+    def answer_tokens(self) -> float:
+        """Expected answers of everything open here, in full. O(open here)."""
+        return sum([c.answer_tokens for c in self._open.values()])
+
+    def restart(self) -> None:
+        """The replica lost all it had; what is open stays in flight until it is released."""
+        for charge in self._open.values():
             charge.stale = True
             charge.prefilling = charge.decoding = False
+        self._open.clear()
         self._pending.clear()
         self._queued = self._queued_s = self.kv_tokens = 0.0
         self._unclocked = self.live_decodes = 0

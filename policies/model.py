@@ -137,7 +137,7 @@ class Hold:
 class Shed:
     request_id: str
     reason: str  # infeasible | queue_full | over_quota | no_replica | draining | expired
-    retry_after_s: float | None = None
+    retry_after_s: float | None = None  # None: a retry cannot succeed, however idle the fleet is
 
 
 @dataclass(slots=True, frozen=True)

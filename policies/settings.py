@@ -8,7 +8,9 @@ describes an engine: rates, step times and capacities are learnt (the priors onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,3 +59,19 @@ class Settings:
     def holds(self) -> bool:
         """Whether requests may wait in the core at all."""
         return self.admission or self.pacing or self.working_set
+
+
+def chosen(settings: Settings | Mapping[str, Any] | None) -> Settings:
+    """Settings as they are, from a mapping of their names, or the defaults. Raises ValueError naming what is wrong."""
+    if isinstance(settings, Settings):
+        return settings
+    known = {f.name: f.default for f in fields(Settings)}
+    for name, value in (settings or {}).items():
+        if name not in known:
+            raise ValueError(f"setting {name!r} is not known; one of {', '.join(sorted(known))} would be right")
+        default = known[name]
+        flag = isinstance(default, bool)
+        optional = value is None and default is None
+        if not optional and (isinstance(value, bool) is not flag or not isinstance(value, int | float)):
+            raise ValueError(f"setting {name!r} is {value!r}; {'true or false' if flag else 'a number'} would be right")
+    return Settings(**(settings or {}))

@@ -78,9 +78,18 @@ def test_the_most_urgent_goes_first_and_a_cancelled_one_is_forgotten() -> None:
     assert said(b.first_token("first", 1.0)) == ["send urgent"]
 
 
-def test_what_no_replica_can_start_in_time_is_refused_at_arrival_with_a_time_to_retry() -> None:
+def test_what_not_even_an_idle_replica_can_start_in_time_is_refused_at_arrival_and_told_not_to_retry() -> None:
     b = balancer("a")
     (shed,) = b.submit(chat("hopeless", tokens=60_000), 0.0)  # 6 s of prefill for an objective of 5 s
+    assert shed == Shed("hopeless", "infeasible", None)
+
+
+def test_what_could_be_met_by_an_idle_replica_is_told_when_to_retry() -> None:
+    b = balancer("a")
+    b.submit(chat("long", tokens=40_000, ttft_s=9.0), 0.0)
+    (hold,) = b.submit(chat("short", tokens=10_000, ttft_s=2.0), 0.0)
+    assert isinstance(hold, Hold)
+    (shed,) = b.wake(hold.until)
     assert isinstance(shed, Shed)
     assert shed.reason == "infeasible"
     assert shed.retry_after_s is not None

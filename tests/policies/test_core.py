@@ -195,3 +195,36 @@ def test_a_rule_that_looks_at_nothing_needs_no_chain(policy: str, holds: bool, r
     assert balancer.reads_prefix is reads
     balancer.use(make("forebay"), 0.0)
     assert balancer.reads_prefix
+
+
+def test_settings_may_be_left_out_or_given_by_name() -> None:
+    assert Balancer(DEFAULT_CLASSES, FewestOpen()).settings == Settings()
+    assert Balancer(DEFAULT_CLASSES, FewestOpen(), {"pacing": False, "pace": 0.5, "max_held": 7}).settings == Settings(
+        pacing=False, pace=0.5, max_held=7
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"paceing": True}, "setting 'paceing' is not known; one of admission, "),
+        ({"pacing": 1}, "setting 'pacing' is 1; true or false would be right"),
+        ({"max_held": "many"}, "setting 'max_held' is 'many'; a number would be right"),
+        ({"max_held": None}, "setting 'max_held' is None; a number would be right"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(settings: dict[str, object], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        Balancer(DEFAULT_CLASSES, FewestOpen(), settings)
+
+
+def test_alternatives_name_only_replicas_that_could_have_had_the_request() -> None:
+    b = Balancer(DEFAULT_CLASSES, make("forebay", {}, random.Random(1)), Settings().without_science())
+    for name in ("a", "b", "c"):
+        b.fleet_event(Added(name), 0.0)
+    request = Request("r", service_class="standard", prompt_tokens=1000)
+    (first,) = b.submit(request, 0.0)
+    assert isinstance(first, Dispatch)
+    (second,) = b.failed("r", Outcome.ERROR, 0.1)
+    assert isinstance(second, Dispatch)
+    assert {x.replica_id for x in second.alternatives} == {"a", "b", "c"} - {first.replica_id, second.replica_id}

@@ -64,7 +64,7 @@ def test_what_shows_no_first_token_is_released_at_the_predicted_instant() -> Non
 def test_a_restart_forgets_the_work_but_not_who_is_still_owed_an_answer() -> None:
     ledger, charges = three_in_line()
     ledger.first_token("a", charges[0], 1.0)
-    ledger.restart(charges)
+    ledger.restart()
     assert (ledger.backlog(1.0), ledger.in_flight, ledger.live_decodes, ledger.kv_tokens) == (0.0, 3, 0, 0.0)
     new = charge(100, 2.0)
     ledger.charge("d", new)
@@ -77,7 +77,7 @@ def test_a_restart_forgets_the_work_but_not_who_is_still_owed_an_answer() -> Non
 def test_an_idle_replica_holds_exactly_nothing_whatever_ends_last() -> None:
     """Sums of floats drift; the last to leave may be one from before a restart."""
     ledger, charges = three_in_line()
-    ledger.restart(charges)
+    ledger.restart()
     third = charge(100, 2.0)
     third.kv_tokens = 0.1
     tenth = charge(100, 2.0)
