@@ -22,7 +22,7 @@ from gateway.errors import Api, Code, GatewayError
 from gateway.record import RequestRecord
 from gateway.tenants import Lease, Tenant
 from gateway.upstream import Pool
-from policies import prefix
+from policies import canonical, prefix
 from policies.classes import stamp
 from policies.model import Dispatch, Outcome, Request, ServiceClass, Shed, Usage
 
@@ -171,7 +171,7 @@ def admit(
     if proxy.door.shedding and service_class.sheddable:
         raise proxy.door.late()
     parts = call.canonical(endpoint, model, adapter)
-    prompt_bytes = sum([len(part) for part in parts]) or len(body)
+    prompt_bytes = len(body) if canonical.cut(parts) else sum([len(part) for part in parts]) or len(body)
     generates = endpoint.kind is Kind.GENERATE
     earlier = call.previous_response if endpoint.api is Api.RESPONSES else None
     request = Request(

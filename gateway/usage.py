@@ -2,8 +2,10 @@
 
 Asking: `stream_options.include_usage` is written into the received bytes; nothing else of the body changes, so that
 what the engine sees is what the client wrote (re-serialising loses number spellings, duplicate keys and order).
-Where `stream_options` exists its place is found by walking the top level of the JSON text; last duplicate wins, as in
-the engine's parser. A `stream_options` that is no object is left alone: the replica refuses it with the true message.
+Where `stream_options` exists its name is searched from the end (last duplicate wins, as in the engine's parser) and the
+result is parsed once more: only a splice that gave the top level what was wanted is sent. What is spelled so that it is
+not found (in escapes, longer than `MOST_BYTES`) goes as it came, without usage: walking a body of megabytes token by
+token would hold up every stream for seconds. One that is no object is left to the replica, which refuses it itself.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ import orjson
 
 from policies.model import Usage
 
+MOST_BYTES = 4096  # of a `stream_options` that is changed
+MOST_PLACES = 3  # where the name stands in the text; each try costs a parse of the body
 _ASK = b'"stream_options":{"include_usage":true},'
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s"{}\[\]:,]+', re.DOTALL)
+_NAME = b'"stream_options"'
+_COLON = re.compile(rb"\s*:\s*")
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]|[^\s"{}\[\]:,]+', re.DOTALL)
 
 
 def read(usage: Any) -> Usage | None:
@@ -64,16 +70,40 @@ def ask(body: bytes, options: Any, present: bool) -> list[bytes | memoryview] | 
         return None
     if options is not None and options.get("include_usage") is True:
         return None
-    span = _value_span(body, 0, "stream_options")
-    if span is None:
-        return None
+    wanted = {**(options or {}), "include_usage": True}
+    at = len(body)
+    for _ in range(MOST_PLACES):
+        at = body.rfind(_NAME, 0, at)
+        if at < 0:
+            return None
+        colon = _COLON.match(body, at + len(_NAME))
+        if colon is None:
+            continue
+        parts = _with_usage(body, colon.end(), options)
+        if parts is not None and _options(parts) == wanted:
+            return parts
+    return None
+
+
+def _with_usage(body: bytes, at: int, options: dict[str, Any] | None) -> list[bytes | memoryview] | None:
+    """The body with usage asked for in the value that begins at `at`, if that is what `options` was read from."""
     if options is None:
-        return _insert(body, span[0], b'{"include_usage":true}', span[1])
-    inner = _value_span(body, span[0], "include_usage")
+        return _insert(body, at, b'{"include_usage":true}', at + 4) if body.startswith(b"null", at) else None
+    if not body.startswith(b"{", at):
+        return None
+    known, inner = _value_span(body[at : at + MOST_BYTES], "include_usage")
+    if not known:
+        return None
     if inner is not None:
-        return _insert(body, inner[0], b"true", inner[1])
-    separator = b"," if options else b""
-    return _insert(body, span[0] + 1, b'"include_usage":true' + separator, span[0] + 1)
+        return _insert(body, at + inner[0], b"true", at + inner[1])
+    return _insert(body, at + 1, b'"include_usage":true' + (b"," if options else b""), at + 1)
+
+
+def _options(parts: list[bytes | memoryview]) -> Any:
+    try:
+        return orjson.loads(b"".join(parts)).get("stream_options")
+    except orjson.JSONDecodeError:
+        return None
 
 
 def _insert(body: bytes, at: int, text: bytes, until: int) -> list[bytes | memoryview]:
@@ -83,34 +113,34 @@ def _insert(body: bytes, at: int, text: bytes, until: int) -> list[bytes | memor
     return [view[:at], text, view[until:]]
 
 
-def _value_span(body: bytes, start: int, key: str) -> tuple[int, int] | None:
-    """Where the value of the last `key` of the object that begins at or after `start` stands in the text."""
+def _value_span(text: bytes, key: str) -> tuple[bool, tuple[int, int] | None]:
+    """Whether the object that `text` begins with ends in it, and where the value of its last `key` stands."""
     depth = 0
     found: tuple[int, int] | None = None
     name: bytes | None = None  # string at depth 1 that may turn out to be a key
     value_from: int | None = None
     last_end = 0
-    for match in _TOKEN.finditer(body, start):
-        text = match[0]
-        if text in (b"{", b"["):
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in (b"{", b"["):
             if value_from == -1:
                 value_from = match.start()
             depth += 1
-        elif text in (b"}", b"]"):
+        elif token in (b"}", b"]"):
             depth -= 1
             if depth == 0:
-                return (value_from, last_end) if value_from is not None and value_from >= 0 else found
-        elif depth == 1 and text == b",":
+                return True, ((value_from, last_end) if value_from is not None and value_from >= 0 else found)
+        elif depth == 1 and token == b",":
             if value_from is not None and value_from >= 0:
                 found = (value_from, last_end)
             name, value_from = None, None
-        elif depth == 1 and text == b":" and value_from is None:
+        elif depth == 1 and token == b":" and value_from is None:
             if name is not None and orjson.loads(name) == key:
                 value_from = -1
         elif depth == 1:
             if value_from == -1:
                 value_from = match.start()
-            elif text.startswith(b'"'):
-                name = text
+            elif token.startswith(b'"'):
+                name = token
         last_end = match.end()
-    return found
+    return False, None

@@ -25,6 +25,9 @@ class ApiError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
+MOST_ANSWERS = 16_384  # VLLM_MAX_N_SEQUENCES
+
+
 @dataclass(slots=True)
 class Call:
     """One accepted request: packed prompts, lengths, and what the answer must look like."""
@@ -91,13 +94,16 @@ def parse(
             param="stream_options",
         )
     include = bool(options.get("include_usage"))
+    n = _integer(body, "n")
+    if n is not None and n > MOST_ANSWERS:
+        raise _bad(f"n must be at most {MOST_ANSWERS}, got {n}.", "n", n)
     call = Call(
         api=api,
         model=asked,
         adapter=asked if asked in adapters else None,
         prompts=_prompts(api, body),
         stream=stream,
-        n=max(1, _integer(body, "n") or 1),
+        n=max(1, n or 1),
         max_tokens=limit,
         min_tokens=_integer(body, "min_tokens") or 0,
         ignore_eos=bool(body.get("ignore_eos")),

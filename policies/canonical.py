@@ -6,12 +6,14 @@ ids are four bytes below 0x80000000, so no two requests can be confused; the tag
 length in front would part two prompts that only end differently. A next turn (same messages, answer, new message)
 extends the stream. JSON spelling, the order of envelope and message keys and Anthropic's cache_control do not
 matter; the order of tools and of the keys inside them does, since templates print them as given. Media count by
-digest: few bytes for many tokens, so their part of a hit is underestimated.
+digest: few bytes for many tokens, so their part of a hit is underestimated. After `MOST_FIELDS` fields the stream ends,
+far beyond what `chain` reads, so that a body of a million tiny lists costs no more; JSON too deep to write is one word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -19,6 +21,9 @@ from typing import Any
 import orjson
 from xxhash import xxh3_128_digest
 
+MOST_FIELDS = 32_768  # their tags alone are longer than what `prefix.chain` hashes
+_DEEP = b"deep"
+_MOST_ID = 0x7FFFFFFF
 _TAG = Struct(">BBI").pack
 _MODEL, _ADAPTER, _SALT, _OPTION, _TOOLS, _ROLE, _TEXT, _OTHER, _MEDIA, _IDS = b"MASOLRTXDI"
 KINDS = {
@@ -29,6 +34,10 @@ _OPTIONS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_eff
 _SORTED = orjson.OPT_SORT_KEYS
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
 _MESSAGE_KEYS = frozenset({"role", "content", "cache_control", "type", "id", "status"})
+
+
+class _FullError(Exception):
+    """The stream has as many fields as it may have."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,6 +58,17 @@ def canonical_parts(
     model: the name to route by where it is not the body's own (an alias); adapter: the LoRA adapter's name.
     """
     parts: list[bytes] = []
+    with suppress(_FullError):
+        _stream(parts, api, body, model, adapter)
+    return parts
+
+
+def cut(parts: Sequence[bytes]) -> bool:
+    """Whether the stream ended at `MOST_FIELDS` and not with the prompt: its length then says nothing."""
+    return len(parts) >= 2 * MOST_FIELDS
+
+
+def _stream(parts: list[bytes], api: str, body: Mapping[str, Any], model: str | None, adapter: str | None) -> None:
     _field(parts, _MODEL, _bytes(body.get("model") if model is None else model))
     if adapter is not None:
         _field(parts, _ADAPTER, _bytes(adapter))
@@ -58,7 +78,7 @@ def canonical_parts(
         if (value := body.get(option)) is not None:
             _field(parts, _OPTION, option.encode() + b"=" + _bytes(value))
     if tools := body.get("tools"):
-        _field(parts, _TOOLS, orjson.dumps(_uncached(tools)))
+        _field(parts, _TOOLS, _json(_uncached(tools)))
     if api == "chat":
         _messages(parts, body.get("messages"))
     elif api == "completions":
@@ -72,7 +92,6 @@ def canonical_parts(
             _message(parts, {"role": "system", "content": instructions})
         given = body.get("input")
         _messages(parts, [{"role": "user", "content": given}] if isinstance(given, str) else given)
-    return parts
 
 
 def field_at(parts: Sequence[bytes], offset: int) -> FieldAt | None:
@@ -88,6 +107,8 @@ def field_at(parts: Sequence[bytes], offset: int) -> FieldAt | None:
 
 
 def _field(parts: list[bytes], kind: int, data: bytes) -> None:
+    if len(parts) >= 2 * MOST_FIELDS:
+        raise _FullError
     parts.append(data)
     parts.append(_TAG(0xFF, kind, len(data)))
 
@@ -95,7 +116,15 @@ def _field(parts: list[bytes], kind: int, data: bytes) -> None:
 def _bytes(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
-    return b"" if value is None else orjson.dumps(value, option=_SORTED)
+    return b"" if value is None else _json(value, _SORTED)
+
+
+def _json(value: Any, option: int = 0) -> bytes:
+    """orjson reads 1024 levels and writes 254; what lies between is legal, if no prompt anybody means."""
+    try:
+        return orjson.dumps(value, option=option)
+    except orjson.JSONEncodeError:
+        return _DEEP
 
 
 def _messages(parts: list[bytes], messages: Any) -> None:
@@ -130,7 +159,7 @@ def _message(parts: list[bytes], message: Any) -> None:
             _field(parts, _OTHER, key.encode("utf-8", "surrogatepass") + b"=" + _given(rest[key]))
 
 
-def _part(parts: list[bytes], part: Any) -> None:
+def _part(parts: list[bytes], part: Any, inside: bool = False) -> None:
     if isinstance(part, str):
         _field(parts, _TEXT, _bytes(part))
         return
@@ -141,38 +170,39 @@ def _part(parts: list[bytes], part: Any) -> None:
     text = part.get("text")
     if isinstance(text, str) and (kind is None or kind in _TEXT_TYPES):
         _field(parts, _TEXT, text.encode("utf-8", "surrogatepass"))
-    elif kind == "tool_result":
+    elif kind == "tool_result" and not inside:  # a result holds text and media, never another result
         _field(parts, _OTHER, b"tool_result=" + _bytes(part.get("tool_use_id")))
         content = part.get("content")
         for inner in content if isinstance(content, list) else [content]:
-            _part(parts, inner)
+            _part(parts, inner, True)
     elif kind == "tool_use":
         _field(parts, _OTHER, _given([part.get("id"), part.get("name"), part.get("input")]))
     else:
         stripped = {k: v for k, v in part.items() if k != "cache_control"}
-        _field(parts, _MEDIA, xxh3_128_digest(orjson.dumps(stripped, option=_SORTED)).hex().encode())
+        _field(parts, _MEDIA, xxh3_128_digest(_json(stripped, _SORTED)).hex().encode())
 
 
-def _prompt(parts: list[bytes], prompt: Any) -> None:
+def _prompt(parts: list[bytes], prompt: Any, inside: bool = False) -> None:
     if isinstance(prompt, str):
         _field(parts, _TEXT, _bytes(prompt))
-    elif isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+    elif isinstance(prompt, list) and set(map(type, prompt)) == {int}:
         _field(parts, _IDS, _ids(prompt))
-    elif isinstance(prompt, list):
+    elif isinstance(prompt, list) and not inside:  # several prompts; no API nests deeper
         for one in prompt:
-            _prompt(parts, one)
+            _prompt(parts, one, True)
     elif prompt is not None:
         _field(parts, _OTHER, _bytes(prompt))
 
 
-def _ids(tokens: Iterable[int]) -> bytes:
-    kept = [token & 0x7FFFFFFF for token in tokens]
+def _ids(tokens: Sequence[int]) -> bytes:
+    sane = min(tokens) >= 0 and max(tokens) <= _MOST_ID
+    kept = tokens if sane else [token & _MOST_ID for token in tokens]
     return Struct(f">{len(kept)}I").pack(*kept)
 
 
 def _given(value: Any) -> bytes:
     """JSON with keys in the order given: templates print tool calls as they came."""
-    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else orjson.dumps(value)
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else _json(value)
 
 
 def _uncached(tools: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import orjson
 import pytest
 from hypothesis import given
@@ -28,13 +30,19 @@ def asked(body: bytes) -> bytes | None:
         (b'{"stream_options":{"include_usage": false , "x":1}}', b'{"stream_options":{"include_usage": true , "x":1}}'),
         (b'{"stream_options":{"include_usage":true}}', None),
         (b'{"stream_options":"yes"}', None),
-        # the word as a value, inside a string, deeper, and as an escaped key
+        # the word as a value, inside a string, and deeper
         (
             b'{"user":"stream_options","m":[{"stream_options":1}],"t":"\\"stream_options\\":{","stream_options":{}}',
             b'{"user":"stream_options","m":[{"stream_options":1}],"t":"\\"stream_options\\":{",'
             b'"stream_options":{"include_usage":true}}',
         ),
-        (b'{"stream\\u005foptions":{"a":1}}', b'{"stream\\u005foptions":{"include_usage":true,"a":1}}'),
+        (
+            b'{"stream_options":{"a":1},"m":{"stream_options":{}},"user":"stream_options"}',
+            b'{"stream_options":{"include_usage":true,"a":1},"m":{"stream_options":{}},"user":"stream_options"}',
+        ),
+        # what is not found goes as it came: a name in escapes, or only in other places
+        (b'{"stream\\u005foptions":{"a":1}}', None),
+        (b'{"stream\\u005foptions":{"a":1},"m":{"stream_options":{"a":1}}}', None),
         # the last of two counts, as in the engine's parser
         (
             b'{"stream_options":{"include_usage":true},"stream_options":{}}',
@@ -44,6 +52,34 @@ def asked(body: bytes) -> bytes | None:
 )
 def test_splice(body: bytes, expected: bytes | None) -> None:
     assert asked(body) == expected
+
+
+def test_a_body_is_searched_and_not_walked() -> None:
+    """Walking the text of a body token by token took a minute of the loop that all streams share."""
+    few = {"stream_options": {}, "prompt": [[1], [2]]}
+    many = {"stream_options": {}, "prompt": [[1]] * 10_000}
+    assert _steps(orjson.dumps(few)) == _steps(orjson.dumps(many)) > 0
+
+
+def test_options_longer_than_the_bound_stay_as_they_are() -> None:
+    assert asked(orjson.dumps({"stream_options": {"a": [1] * usage.MOST_BYTES}})) is None
+
+
+def _steps(body: bytes) -> int:
+    """Calls made to ask for usage."""
+    options = orjson.loads(body)["stream_options"]
+    calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        usage.ask(body, options, True)
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 TEXT = st.text(alphabet='a"\\{}[]:, é', max_size=6)

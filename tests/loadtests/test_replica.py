@@ -163,6 +163,7 @@ async def test_errors_have_the_recorded_status_and_body(client: httpx.AsyncClien
         ("/v1/chat/completions", {"messages": [], "stream_options": 3, "stream": True}),
         ("/v1/responses", {"input": 5}),
         ("/v1/completions", {"prompt": "a", "n": "two"}),
+        ("/v1/completions", {"prompt": "a", "n": 2**64 - 1}),
     ],
 )
 async def test_a_body_of_the_wrong_shape_is_a_400_and_nothing_stays_behind(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.canonical import FieldAt, canonical_parts, field_at
+from policies.canonical import MOST_FIELDS, FieldAt, canonical_parts, cut, field_at
 from policies.prefix import chain
 
 LONG = "You are a careful assistant. " * 40
@@ -158,6 +158,49 @@ def test_no_body_however_malformed_raises(api: str, inner: Any, other: Any) -> N
     keys = ("messages", "prompt", "input", "tools", "system", "instructions", "model", "cache_salt")
     for value in (inner, [inner], [{"role": other, "content": inner}], [{"content": [inner, {"type": other}]}]):
         canonical_parts(api, dict.fromkeys(keys, value))
+
+
+DEEP = orjson.loads(b"[" * 1000 + b"]" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "stands"),
+    [
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": DEEP, "name": DEEP}], "tools": DEEP, "cache_salt": DEEP},
+            b"deep",
+        ),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": DEEP}]}]}, b"\xffD"),
+        ("completions", {"prompt": DEEP}, b"deep"),
+        ("responses", {"input": DEEP}, b"deep"),
+        ("messages", {"system": DEEP, "messages": DEEP}, b"deep"),
+    ],
+)
+def test_json_deeper_than_it_can_be_written_again_does_not_raise(api: str, body: dict[str, Any], stands: bytes) -> None:
+    assert stands in stream(body, api)
+
+
+def test_a_result_inside_a_result_is_no_deeper_than_one() -> None:
+    content: Any = "42"
+    for _ in range(400):
+        content = [{"type": "tool_result", "tool_use_id": "c1", "content": content}]
+    assert b"tool_result=c1" in stream({"messages": [user(content)]}, "messages")
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        ("completions", {"prompt": [[1]] * 100_000}),
+        ("chat", {"messages": [user("a")] * 100_000}),
+        ("chat", {"messages": [user([{"type": "text", "text": "a"}] * 100_000)]}),
+    ],
+)
+def test_what_is_beyond_the_most_fields_is_not_read(api: str, body: dict[str, Any]) -> None:
+    parts = canonical_parts(api, body)
+    assert (len(parts), cut(parts)) == (2 * MOST_FIELDS, True)
+    assert len(chain(parts)) == 512
+    assert not cut(canonical_parts("completions", {"prompt": [1] * 100_000}))
 
 
 texts = st.text(max_size=12)
