@@ -13,7 +13,6 @@ far beyond what `chain` reads, so that a body of a million tiny lists costs no m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -58,8 +57,10 @@ def canonical_parts(
     model: the name to route by where it is not the body's own (an alias); adapter: the LoRA adapter's name.
     """
     parts: list[bytes] = []
-    with suppress(_FullError):
+    try:
         _stream(parts, api, body, model, adapter)
+    except _FullError:
+        return parts
     return parts
 
 
