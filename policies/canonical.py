@@ -130,7 +130,7 @@ def _json(value: Any, option: int = 0) -> bytes:
 
 def _messages(parts: list[bytes], messages: Any) -> None:
     if isinstance(messages, list):
-        for message in messages:
+        for message in messages if len(messages) <= MOST_FIELDS else messages[:MOST_FIELDS]:
             _message(parts, message)
     elif messages is not None:
         _field(parts, _OTHER, _bytes(messages))

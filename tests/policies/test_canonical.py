@@ -198,7 +198,8 @@ def test_a_result_inside_a_result_is_no_deeper_than_one() -> None:
 )
 def test_what_is_beyond_the_most_fields_is_not_read(api: str, body: dict[str, Any]) -> None:
     parts = canonical_parts(api, body)
-    assert (len(parts), cut(parts)) == (2 * MOST_FIELDS, True)
+    assert cut(parts)
+    assert 2 * MOST_FIELDS <= len(parts) <= 4 * MOST_FIELDS + 2  # a message has two fields, a field its bytes and tag
     assert len(chain(parts)) == 512
     assert not cut(canonical_parts("completions", {"prompt": [1] * 100_000}))
 
