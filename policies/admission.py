@@ -44,9 +44,11 @@ class SizeFairness:
             n = len(ordered)
             self._edges = (ordered[n // 4], ordered[n // 2], ordered[(3 * n) // 4])
             self._until_sort = 32
-        self.offered = [x * MEMORY for x in self.offered]
-        self.shed = [x * MEMORY for x in self.shed]
-        self.offered[self.quartile(prompt_tokens)] += 1.0
+        offered, shed = self.offered, self.shed
+        for i in (0, 1, 2, 3):
+            offered[i] *= MEMORY
+            shed[i] *= MEMORY
+        offered[self.quartile(prompt_tokens)] += 1.0
 
     def refused(self, prompt_tokens: int) -> None:
         self.shed[self.quartile(prompt_tokens)] += 1.0

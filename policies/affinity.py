@@ -10,7 +10,6 @@ Own decisions count at once (siblings of a burst find each other), other gateway
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from policies.feedback import BytesPerToken, Precision
 from policies.homes import Homes, Placement
@@ -20,13 +19,51 @@ from policies.model import Request, Usage
 CHUNK_BYTES = 256
 
 
-@dataclass(slots=True)
 class Look:
-    """What is known for one request at one moment; lists are indexed by slot."""
+    """What is known for one request at one moment; lists go by slot. Key and placement are found when asked for."""
 
-    cached_tokens: list[float]  # expected, precision applied
-    claimed_tokens: list[float]  # as the index claims
-    placement: Placement
+    __slots__ = ("_homes", "_key", "_most", "_now", "_per_chunk", "_request", "cached_tokens", "depths")
+
+    def __init__(
+        self,
+        homes: Homes,
+        request: Request,
+        now: float,
+        depths: list[int],
+        trust: list[float],
+        per_chunk: float,
+    ) -> None:
+        self._homes, self._request, self._now = homes, request, now
+        self._key: int | None = None
+        self._per_chunk = per_chunk
+        self._most = most = max(0.0, request.prompt_tokens - 1.0)  # the engine computes at least the last token
+        self.depths = depths  # chunks
+        # expected, precision applied
+        self.cached_tokens = [
+            (claimed if (claimed := depth * per_chunk) < most else most) * share if depth > 0 else 0.0
+            for depth, share in zip(depths, trust, strict=True)
+        ]
+
+    def claimed(self, slot: int) -> float:
+        """Cached tokens as the index claims."""
+        depth = self.depths[slot]
+        return min(self._most, depth * self._per_chunk) if depth > 0 else 0.0
+
+    @property
+    def claimed_tokens(self) -> list[float]:
+        return [self.claimed(slot) for slot in range(len(self.depths))]
+
+    @property
+    def key(self) -> int | None:
+        """Affinity key."""
+        if self._key is None:
+            request = self._request
+            self._key = self._homes.key(request.chain, request.session, request.adapter)
+        return self._key
+
+    @property
+    def placement(self) -> Placement:
+        return self._homes.at(self.key, self._now)
 
 
 class Affinity:
@@ -37,6 +74,7 @@ class Affinity:
         self.homes = Homes()
         self.bytes_per_token = BytesPerToken(bytes_per_token)
         self._precision: list[Precision] = []
+        self._trust: list[float] = []  # their values
         self._kv_tokens: dict[str, float] = {}
         self._factor: dict[str, float] = {}  # learnt correction of the capacity
         self._claimed: dict[str, float] = {}  # open request -> cached tokens the index claimed at dispatch
@@ -48,7 +86,9 @@ class Affinity:
         slot = self.index.add(replica_id)
         while len(self._precision) <= slot:
             self._precision.append(Precision())
+            self._trust.append(1.0)
         self._precision[slot] = Precision()
+        self._trust[slot] = self._precision[slot].value
         self._factor[replica_id] = 1.0
         self.homes.ring.add(replica_id, weight)
         if kv_capacity_tokens is not None:
@@ -81,26 +121,21 @@ class Affinity:
 
     def look(self, request: Request, now: float) -> Look:
         """Expected cached tokens per slot, and the preference list; may be asked again while the request is held."""
-        if not request.chain and not request.shared_depth:  # a short prompt: nothing can be known of it
-            nothing = [0.0] * len(self._precision)
-            return Look(nothing, nothing, self.homes.place((), request.session, now, request.adapter))
-        depths = self.index.depths(request.chain, request.prompt_bytes // CHUNK_BYTES)
+        if request.chain or request.shared_depth:
+            depths = self.index.depths(request.chain, request.prompt_bytes // CHUNK_BYTES)
+        else:  # a short prompt: nothing can be known of it
+            depths = [0] * len(self._trust)
         if request.shared_depth:
             self._merge(depths, request.shared_depth, len(request.chain))
-        per_chunk = self._tokens_per_chunk(request)
-        most = max(0.0, request.prompt_tokens - 1.0)  # the engine computes at least the last token
-        claimed = [min(most, depth * per_chunk) if depth > 0 else 0.0 for depth in depths]
-        cached = [c * p.value if c else 0.0 for c, p in zip(claimed, self._precision, strict=True)]
-        return Look(cached, claimed, self.homes.place(request.chain, request.session, now, request.adapter))
+        return Look(self.homes, request, now, depths, self._trust, self._tokens_per_chunk(request))
 
     def dispatched(self, request: Request, replica_id: str, look: Look, reason: str, work_s: float, now: float) -> None:
         """The request goes to this replica: it will hold the whole prompt. work_s: predicted seconds of prefill."""
         slot = self.index.slot(replica_id)
-        self._claimed[request.id] = look.claimed_tokens[slot]
-        chain = request.chain
+        self._claimed[request.id] = look.claimed(slot)
+        chain, key = request.chain, look.key
         self.index.insert(slot, chain, max(0, request.prompt_bytes // CHUNK_BYTES - len(chain)))
         self.homes.seen(chain, now)
-        key = look.placement.key
         if key is not None:
             self.homes.used(key, work_s, now)
             if reason == "spill":
@@ -117,16 +152,22 @@ class Affinity:
             return
         size = float(request.prompt_bytes)
         if usage is not None:
-            if usage.prompt_tokens:
-                self.bytes_per_token.observe(request.model, request.prompt_bytes, usage.prompt_tokens)
+            self.measured(request, usage)
             if usage.completion_tokens:
                 size += usage.completion_tokens * self.bytes_per_token.ratio(request.model)
             if usage.cached_tokens is not None:
                 self._learn(replica_id, slot, claimed, usage.cached_tokens)
         self.index.insert(slot, chain, max(0, int(size) // CHUNK_BYTES - len(chain)))
 
+    def measured(self, request: Request, usage: Usage) -> None:
+        """The engine says how many tokens the prompt had."""
+        if usage.prompt_tokens:
+            self.bytes_per_token.observe(request.model, request.prompt_bytes, usage.prompt_tokens)
+
     def _learn(self, replica_id: str, slot: int, claimed: float, reported: float) -> None:
-        factor = self._precision[slot].observe(claimed, reported)
+        precision = self._precision[slot]
+        factor = precision.observe(claimed, reported)
+        self._trust[slot] = precision.value
         if factor == 1.0:
             return
         tokens = self._kv_tokens.get(replica_id)

@@ -64,7 +64,7 @@ class LateBinding:
             full = self.queue.count >= self.settings.max_held or self.queue.bytes >= self.settings.max_held_bytes
             if full:
                 return [self.refuse(tracked, "queue_full", now)]
-        before = self.drain(now) if self.queue.count else []
+        before: list[Decision] = self.drain(now) if self.queue.count else []
         choice = self._choose(tracked, pool, now)
         self._set_latest_start(tracked, pool)
         if self.settings.admission and sheddable and now > tracked.latest_start:
@@ -218,8 +218,7 @@ class LateBinding:
                 margins, name = self.dispatcher.margins, tracked.request.service_class
                 late = [r for r in pool.open if r.view.available and margins.bound(name, r.ttft_s) > left]
                 if late and len(late) < len(pool.open):
-                    for replica in late:
-                        replica.view.available = False
+                    self.dispatcher.sight.hide(pool, late)
         return self.dispatcher.policy.choose(tracked.request, pool.view, now)
 
     def _send_if_room(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> tuple[list[Decision], bool]:
@@ -245,7 +244,8 @@ class LateBinding:
         return made, True
 
     def _send(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> Decision:
-        self.leave(tracked)
+        if tracked.held:
+            self.leave(tracked)
         decision = self.dispatcher.dispatch(tracked, pool, choice, now)
         self.queue.charge(tracked, tracked.service_s, now)
         self.price.dispatched()
@@ -255,6 +255,8 @@ class LateBinding:
 
     def _newcomers_room(self, pool: Pool, now: float) -> float:
         """Tokens of context a new conversation may bring."""
+        if not self.working_set.enforced:
+            return self.working_set.headroom(0.0, now)
         return self.working_set.headroom(sum([r.kv.capacity or 0.0 for r in pool.open]), now)
 
     def _basic_room(self, replica: Replica, now: float) -> bool:
@@ -298,7 +300,7 @@ class LateBinding:
         for tracked in list(replica.fill.values()):
             self.dispatcher.release(tracked, Outcome.CANCELLED, None, now)
             tracked.attempts -= 1
-            tracked.tried.discard(replica.id)
+            tracked.forget_try(replica.id)
             replica.pace.spend(-tracked.service_s, now)
             self.hold(tracked, Choice(None), now)
             decisions.append(Abort(tracked.request.id, "taken_back", requeue=True))

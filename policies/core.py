@@ -100,7 +100,7 @@ class Balancer:
         if outcome is Outcome.BACKPRESSURE:
             replica.closed_until = now + BACKPRESSURE_S
             if self.settings.holds:
-                tracked.tried.discard(replica.id)  # full, not broken: it may have room later
+                tracked.forget_try(replica.id)  # full, not broken: it may have room later
         self.binding.over(tracked, outcome, None, now)
         self.dispatcher.release(tracked, outcome, None, now)
         return self._place(tracked, now)
@@ -174,7 +174,8 @@ class Balancer:
     def configure(self, settings: Settings, now: float) -> list[Decision]:
         """New settings; ledgers, fits, the queue and open requests stay."""
         self._now = now
-        self.settings = self.dispatcher.settings = self.dispatcher.sight.settings = self.binding.settings = settings
+        self.settings = self.dispatcher.settings = self.binding.settings = settings
+        self.dispatcher.sight.holds = settings.holds
         self.binding.fairness.bound = settings.size_fairness
         self.fleet.panic_share = settings.panic_share
         self.fleet.refresh()
@@ -219,7 +220,7 @@ class Balancer:
     @property
     def reads_prefix(self) -> bool:
         """Whether a request's chain changes anything: not for a rule that looks at nothing and sends at once."""
-        return self.settings.holds or not getattr(self.policy, "blind", False)
+        return self.settings.holds or not self.dispatcher.blind
 
     def prefilling(self, replica_id: str) -> bool:
         """Whether a prefill is in progress there: which of the two gap sums of a Pulse a gap belongs to."""
@@ -259,10 +260,13 @@ class Balancer:
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _place(self, tracked: Tracked, now: float) -> list[Decision]:
-        if self.settings.holds:
+        if self.dispatcher.sight.holds:
             return self._settle(self.binding.arrive(tracked, now))
         pool = self.fleet.pool(tracked.request)
         if tracked.attempts < self.settings.max_attempts and pool.replicas:
+            if self.dispatcher.blind:
+                sent = self.dispatcher.send_by_count(tracked, pool, now)
+                return [sent] if sent is not None else self._settle([self.binding.refuse(tracked, "no_replica", now)])
             choice = self.dispatcher.choose(tracked, pool, now)
             if choice.replica_id is not None:
                 return [self.dispatcher.dispatch(tracked, pool, choice, now)]

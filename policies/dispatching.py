@@ -6,19 +6,21 @@ whose connect then fails was counted as load for that long, which is what keeps 
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Sequence
+from operator import itemgetter
 
 from policies.affinity import Affinity
 from policies.fleet_state import Fleet, Pool, Replica
 from policies.ledger import Charge
 from policies.model import Alternative, Choice, Completed, Dispatch, Dispatched, FirstToken, Outcome, Prediction, Usage
-from policies.policy import RoutingPolicy, Stateless
+from policies.policy import RoutingPolicy, listens
 from policies.predictor import Errors, Margins, OutputPrior
 from policies.settings import Settings
 from policies.sight import Sight
 from policies.tracked import Tracked
 
 ALONE = 1.1  # times what a request takes alone: up to that it did not queue
+_SCORE = itemgetter(1)
 
 
 class Dispatcher:
@@ -35,8 +37,29 @@ class Dispatcher:
         self.errors = Errors()
 
     def use(self, policy: RoutingPolicy) -> None:
+        """This policy from the next decision on."""
         self.policy = policy
-        self._listens = getattr(type(policy), "observe", None) is not Stateless.observe  # the others need no events
+        self.blind: bool = getattr(policy, "blind", False)
+        self.listens = listens(policy)
+
+    def send_by_count(self, tracked: Tracked, pool: Pool, now: float) -> Dispatch | None:
+        """The fast lane of blind policies: the whole prompt is charged, nothing is predicted."""
+        request = tracked.request
+        self.sight.show(pool, tracked)
+        choice = self.policy.choose(request, pool.view, now)
+        if choice.replica_id is None:
+            return None
+        replica = self.fleet.replicas[choice.replica_id]
+        tokens = float(request.prompt_tokens)
+        service = tokens / replica.prefill.rate
+        clocked = request.streams and request.generates
+        output = float(request.expected_tokens) if request.generates else 0.0
+        charge = Charge(
+            tokens, service, tokens + output, now, 0.0, clocked, now + service, answer_tokens=output, looked=False
+        )
+        replica.ledger.charge(request.id, charge)
+        self._sent(tracked, replica, charge, now)
+        return Dispatch(request.id, replica.id, choice.reason)
 
     def choose(self, tracked: Tracked, pool: Pool, now: float) -> Choice:
         """Refreshes the views and asks the policy; the views stay valid until the next look."""
@@ -72,18 +95,21 @@ class Dispatcher:
         if ledger.live_decodes == 0:
             replica.pace.clear(now)
         replica.pace.spend(service, now)
-        replica.changed(now)
+        assert self.sight.last is not None
         self.affinity.dispatched(request, replica.id, self.sight.last, choice.reason, service, now)
-        if tracked.service_class.fill_only:
-            replica.fill[request.id] = tracked
-        tracked.replica, tracked.charge, tracked.started = replica, charge, False
-        tracked.predicted_ttft_s, tracked.cached_tokens = ttft, view.cached_tokens
-        tracked.service_s = service
-        tracked.attempts += 1
-        tracked.tried.add(replica.id)
-        if self._listens:
-            self.policy.observe(Dispatched(request, replica.id), now)
+        tracked.predicted_ttft_s, tracked.cached_tokens, tracked.service_s = ttft, view.cached_tokens, service
+        self._sent(tracked, replica, charge, now)
         return Dispatch(request.id, replica.id, choice.reason, prediction, alternatives)
+
+    def _sent(self, tracked: Tracked, replica: Replica, charge: Charge, now: float) -> None:
+        replica.changed(now)
+        tracked.replica, tracked.charge, tracked.started = replica, charge, False
+        tracked.attempts += 1
+        if tracked.service_class.fill_only:
+            replica.fill[tracked.request.id] = tracked
+        tracked.tried = (*tracked.tried, replica.id)
+        if self.listens:
+            self.policy.observe(Dispatched(tracked.request, replica.id), now)
 
     def first_token(self, tracked: Tracked, now: float) -> None:
         replica, charge = tracked.replica, tracked.charge
@@ -91,17 +117,18 @@ class Dispatcher:
             return
         tracked.started = True
         request = tracked.request
-        replica.fill.pop(request.id, None)
+        if replica.fill:
+            replica.fill.pop(request.id, None)
         since = replica.ledger.busy_since(charge)
         done = replica.ledger.first_token(request.id, charge, now)
-        if done and now > since and all(c.clocked for c in done):
+        if done and now > since and all(c.clocked and c.looked for c in done):
             self._learn(replica, charge, done, since, now)
         replica.changed(now)
         ttft = now - charge.dispatched_at
-        if charge.clocked and not charge.stale:
+        if charge.looked and charge.clocked and not charge.stale:
             self.margins.observe(request.service_class, ttft, max(tracked.predicted_ttft_s, 1e-3))
             self.errors.observe(ttft, tracked.predicted_ttft_s)
-        if self._listens:
+        if self.listens:
             self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
 
     def _learn(self, replica: Replica, charge: Charge, done: list[Charge], since: float, now: float) -> None:
@@ -122,33 +149,34 @@ class Dispatcher:
             return
         replica.ledger.release(request.id, charge, now)
         replica.changed(now)
-        replica.fill.pop(request.id, None)
-        if request.streams:
-            replica.pace.leave(request.tpot_s)
-        if outcome is Outcome.SUCCESS and usage is not None and usage.completion_tokens:
-            self.outputs.observe(request.service_class, usage.completion_tokens)
         done = outcome is Outcome.SUCCESS
-        prefilled = (done or tracked.started) and not charge.stale
-        self.affinity.ended(request, replica.id, usage if done else None, prefilled)
+        if done and usage is not None and usage.completion_tokens:
+            self.outputs.observe(request.service_class, usage.completion_tokens)
+        if replica.fill:
+            replica.fill.pop(request.id, None)
+        if charge.looked:
+            if request.streams:
+                replica.pace.leave(request.tpot_s)
+            prefilled = (done or tracked.started) and not charge.stale
+            self.affinity.ended(request, replica.id, usage if done else None, prefilled)
+        elif done and usage is not None:
+            self.affinity.measured(request, usage)
         tracked.replica = tracked.charge = None
-        if self._listens:
+        if self.listens:
             self.policy.observe(Completed(request, replica.id, outcome, usage, now - charge.dispatched_at), now)
 
     def _alternatives(self, pool: Pool, chosen: Replica, choice: Choice) -> tuple[Alternative, ...]:
-        """The best of those that could have had it; a policy that gives no scores leaves 0 to each."""
-        if self.settings.alternatives <= 0:
+        """The best of those that could have had it; a policy that gives no scores leaves 0 to the first of them."""
+        most = self.settings.alternatives
+        if most <= 0:
             return ()
-        scores = dict(choice.scores)
-        others = [
-            (scores.get(r.id, 0.0), i, r.view)
-            for i, r in enumerate(pool.open)
-            if r is not chosen and r.view.available and (r.id in scores or not scores)
-        ]
-        if len(others) > self.settings.alternatives:
-            others = heapq.nsmallest(self.settings.alternatives, others)
-        return tuple(
-            [
-                Alternative(v.id, score, int(v.cached_tokens + 0.5), v.predicted_ttft_s, v.scraped_age_s)
-                for score, _, v in others
-            ]
-        )
+        ranked: Sequence[tuple[str, float]] = choice.scores or [(r.id, 0.0) for r in pool.view.available()[: most + 1]]
+        if len(ranked) > most + 1:
+            ranked = sorted(ranked, key=_SCORE)[: most + 1]
+        made = []
+        for name, score in ranked:
+            if name != chosen.id:
+                v = pool.by_id[name].view
+                cached = int(v.cached_tokens + 0.5)
+                made.append(Alternative(name, score, cached, v.predicted_ttft_s, v.scraped_age_s))
+        return tuple(made[:most])

@@ -22,9 +22,21 @@ from dataclasses import dataclass
 from random import Random
 
 from policies.adapters import AdapterSlots, AdapterState
-from policies.model import Choice, Dispatched, FleetView, PolicyEvent, Removed, ReplicaView, Request
+from policies.model import (
+    Choice,
+    Completed,
+    Dispatched,
+    FirstToken,
+    FleetView,
+    PolicyEvent,
+    Removed,
+    ReplicaView,
+    Request,
+)
 from policies.parameters import parameter
 from policies.policy import NONE_AVAILABLE
+
+OF_REQUESTS = (Dispatched, FirstToken, Completed)
 
 
 @dataclass(frozen=True)
@@ -52,23 +64,21 @@ class Forebay:
         self._sessions: OrderedDict[str, str] = OrderedDict()
 
     def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
-        available = [r for r in fleet.replicas if r.available and r.role != "decode"]
+        available = fleet.prefillers()
         if not available:
-            available = fleet.available()
-            if not available:
-                return NONE_AVAILABLE
+            return NONE_AVAILABLE
         delays = self._delays_s(request, available)
-        scores = tuple([(r.id, d) for r, d in zip(available, delays, strict=True)])
+        scores = tuple(zip([r.id for r in available], delays, strict=True))
         if len(available) == 1:
             return Choice(available[0].id, "only_one", scores)
         best = min(delays)
         cheapest = available[delays.index(best)]
         prefill_s = cheapest.uncached_tokens / cheapest.prefill_rate
-        home, cold = self._home(request, available, delays, prefill_s)
+        home, cold = self._home(request, fleet, available, delays, prefill_s)
         slack = self._p.tie if cold else self._p.hysteresis
         if delays[home] <= best + slack * prefill_s:
             return Choice(available[home].id, "cold" if cold else "affinity", scores)
-        at = self._first(request, available, delays, best + self._p.tie * prefill_s)
+        at = self._first(request, fleet, available, delays, best + self._p.tie * prefill_s)
         return Choice(available[at].id, "load" if cold else "spill", scores)
 
     def _delays_s(self, request: Request, replicas: Sequence[ReplicaView]) -> list[float]:
@@ -105,7 +115,12 @@ class Forebay:
                 return self._p.adapter_load_s + self._p.adapter_wait_s
 
     def _home(
-        self, request: Request, replicas: Sequence[ReplicaView], delays: Sequence[float], prefill_s: float
+        self,
+        request: Request,
+        fleet: FleetView,
+        replicas: Sequence[ReplicaView],
+        delays: Sequence[float],
+        prefill_s: float,
     ) -> tuple[int, bool]:
         """Of the holders of the longest match the cheapest; without a match (cold) the cheapest of the homes."""
         longest = max([r.cached_tokens for r in replicas])
@@ -113,6 +128,7 @@ class Forebay:
             enough = longest * (1.0 - self._p.tie)
             candidates = [i for i, r in enumerate(replicas) if r.cached_tokens >= enough]
         elif self._p.homes:
+            fleet.rank()
             rank = min([r.preference_rank for r in replicas])
             candidates = [i for i, r in enumerate(replicas) if r.preference_rank < max(r.homes, rank + 1)]
         else:
@@ -121,18 +137,27 @@ class Forebay:
             return candidates[0], longest <= 0.0
         bound = min([delays[i] for i in candidates]) + self._p.tie * prefill_s
         chosen = [replicas[i] for i in candidates]
-        return candidates[self._first(request, chosen, [delays[i] for i in candidates], bound)], longest <= 0.0
+        return candidates[self._first(request, fleet, chosen, [delays[i] for i in candidates], bound)], longest <= 0.0
 
-    def _first(self, request: Request, replicas: Sequence[ReplicaView], delays: Sequence[float], bound: float) -> int:
+    def _first(
+        self,
+        request: Request,
+        fleet: FleetView,
+        replicas: Sequence[ReplicaView],
+        delays: Sequence[float],
+        bound: float,
+    ) -> int:
         """Among delays up to the bound: the session's replica, then the first on the list, then the least delay."""
         within = [i for i, delay in enumerate(delays) if delay <= bound]
         if len(within) == 1 or not self._p.homes:
             return min(within, key=delays.__getitem__)
+        fleet.rank()
         sticky = self._sessions.get(request.session) if request.session is not None else None
         return min(within, key=lambda i: (replicas[i].id != sticky, replicas[i].preference_rank, delays[i]))
 
     def observe(self, event: PolicyEvent, now: float) -> None:
-        self._adapters.observe(event)
+        if not isinstance(event, OF_REQUESTS) or event.request.adapter is not None:
+            self._adapters.observe(event)
         if isinstance(event, Dispatched):
             session = event.request.session
             if session is not None and self._p.sessions:

@@ -22,6 +22,7 @@ from policies.ring import Ring
 
 class SessionHash:
     name = "session_hash"
+    blind = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng

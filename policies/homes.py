@@ -53,25 +53,22 @@ class _Shares:
 
     def __init__(self, period_s: float, most: int) -> None:
         self._period_s, self._most = period_s, most
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
+        self.young: dict[int, int] = {}
+        self.old: dict[int, int] = {}
         self._young_total = self._old_total = 0
         self._turned_at = -math.inf
 
     def add(self, chain: Sequence[int], now: float) -> None:
-        if now - self._turned_at > self._period_s or len(self._young) > self._most:
-            self._old, self._old_total = self._young, self._young_total
-            self._young, self._young_total, self._turned_at = {}, 0, now
-        young, length = self._young, len(chain)
+        if now - self._turned_at > self._period_s or len(self.young) > self._most:
+            self.old, self._old_total = self.young, self._young_total
+            self.young, self._young_total, self._turned_at = {}, 0, now
+        young, length = self.young, len(chain)
         for depth in DEPTHS:
             if depth > length:
                 break
             key = chain[depth - 1]
             young[key] = young.get(key, 0) + 1
         self._young_total += 1
-
-    def count_of(self, key: int) -> float:
-        return self._young.get(key, 0) + 0.5 * self._old.get(key, 0)
 
     def most(self, parts: int, prior: float, slack: float) -> float:
         """The count that is `slack` times an equal part of all counted (and a prior of so many more)."""
@@ -96,22 +93,26 @@ class Homes:
 
         An adapter's requests share the adapter's list: loading it again elsewhere costs more than a cold prefix.
         """
-        key = self.key(chain, session) if adapter is None else xxh3_64_intdigest(adapter.encode())
-        if key is None:
-            return NOWHERE
-        return Placement(key, self.ring.preference(key), self.homes(key, now))
+        return self.at(self.key(chain, session, adapter), now)
 
-    def key(self, chain: Sequence[int], session: str | None = None) -> int | None:
+    def at(self, key: int | None, now: float) -> Placement:
+        """The preference list of a key."""
+        return NOWHERE if key is None else Placement(key, self.ring.preference(key), self.homes(key, now))
+
+    def key(self, chain: Sequence[int], session: str | None = None, adapter: str | None = None) -> int | None:
         """Affinity key of a chain (see above); without a chain the session's hash; else None."""
+        if adapter is not None:
+            return xxh3_64_intdigest(adapter.encode())
         if not chain:
             return None if session is None else xxh3_64_intdigest(session.encode())
-        n, length, shares = max(1, len(self.ring)), len(chain), self._shares
-        most = shares.most(n, 2.0 * n, 1.0 + self.EPS)
+        n, length, shares = len(self.ring.weights) or 1, len(chain), self._shares
+        most, young, old = shares.most(n, 2.0 * n, 1.0 + self.EPS), shares.young, shares.old
         for depth in DEPTHS:
             if depth > length:
                 break
-            if shares.count_of(chain[depth - 1]) <= most:
-                return chain[depth - 1]
+            key = chain[depth - 1]
+            if young.get(key, 0) + 0.5 * old.get(key, 0) <= most:
+                return key
         return chain[-1]
 
     def seen(self, chain: Sequence[int], now: float) -> None:
@@ -145,7 +146,8 @@ class Homes:
             if len(self._heat) >= self.MOST_KEYS:
                 self._heat.popitem(last=False)
             heat = self._heat[key] = _Heat(now)
-        self._cool(heat, now)
+        if now > heat.at + 1.0 or heat.extra:
+            self._cool(heat, now)
         return heat
 
     def _cool(self, heat: _Heat, now: float) -> None:

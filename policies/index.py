@@ -45,10 +45,6 @@ class _Holding:
         self.head = _Run(array("Q"), None)  # sentinel: head.newer is the oldest run, head.older the youngest
 
 
-def _members(group: tuple[int, int]) -> int:
-    return group[0].bit_count()
-
-
 class PrefixIndex:
     """Chunks per replica; replicas are addressed by slot (`add` returns it) on the hot path, by id elsewhere."""
 
@@ -142,17 +138,18 @@ class PrefixIndex:
         free = self._everybody ^ ((1 << size) - 1)
         if free:
             groups.append((free, -1))
-        if not groups:
-            return []
-        _, common = max(groups, key=_members) if len(groups) > 1 else groups[0]
+        most = common = 0
+        for slots, depth in groups:
+            if (members := slots.bit_count()) > most:
+                most, common = members, depth
         depths = [common] * size
         for slots, depth in groups:
             if depth != common:
-                while slots:
-                    bit = slots & -slots
+                left = slots
+                while left:
+                    bit = left & -left
                     depths[bit.bit_length() - 1] = depth
-                    slots ^= bit
-        for slots, depth in groups:
+                    left ^= bit
             if depth > 0 and (credited := self._credits.get(chain[depth - 1])) is not None:
                 room = max(total_chunks, len(chain)) - depth
                 for slot, credit in credited.items():
@@ -167,6 +164,8 @@ class PrefixIndex:
     def _depth(self, bit: int, chain: Sequence[int]) -> int:
         holders = self._holders
         low, high = 0, len(chain)
+        if high and holders.get(chain[-1], 0) & bit:  # most asked about: a request that comes or ends
+            return high
         while low < high:  # holding chunk j implies holding all before it
             middle = (low + high) // 2
             if holders.get(chain[middle], 0) & bit:

@@ -30,6 +30,7 @@ class Charge:
     decoding: bool = False
     answer_tokens: float = 0.0  # expected; part of kv_tokens
     stale: bool = False  # the replica restarted since: only in_flight is still owed
+    looked: bool = True  # what of it was cached was asked; otherwise it teaches nothing about rates
 
 
 class WorkLedger:
@@ -38,13 +39,13 @@ class WorkLedger:
     __slots__ = (
         "_head_since",
         "_open",
-        "_pending",
         "_queued",
         "_queued_s",
         "_unclocked",
         "in_flight",
         "kv_tokens",
         "live_decodes",
+        "pending",
     )
 
     def __init__(self) -> None:
@@ -52,16 +53,16 @@ class WorkLedger:
         self.live_decodes = 0
         self.kv_tokens = 0.0
         self._open: dict[str, Charge] = {}  # given back by nobody yet
-        self._pending: dict[str, Charge] = {}  # not yet prefilled, in order of dispatch
+        self.pending: dict[str, Charge] = {}  # not yet prefilled, in order of dispatch
         self._queued = 0.0  # sum of their uncached tokens
         self._queued_s = 0.0  # and of their predicted seconds
         self._unclocked = 0  # how many of them show no first token
         self._head_since = 0.0  # when the head of the queue began to drain
 
     def charge(self, request_id: str, charge: Charge) -> None:
-        if not self._pending:
+        if not self.pending:
             self._head_since = charge.dispatched_at
-        self._open[request_id] = self._pending[request_id] = charge
+        self._open[request_id] = self.pending[request_id] = charge
         self._queued += charge.uncached_tokens
         self._queued_s += charge.service_s
         self._unclocked += not charge.clocked
@@ -72,7 +73,7 @@ class WorkLedger:
         """W: uncached tokens dispatched and, as far as the clock shows, not yet prefilled. Never negative."""
         if self._unclocked:
             self._settle(now)
-        for head in self._pending.values():
+        for head in self.pending.values():
             done = (now - self._head_since) / head.service_s if head.service_s > 0.0 else 1.0
             return max(0.0, self._queued - head.uncached_tokens * min(1.0, max(0.0, done)))
         return 0.0
@@ -81,7 +82,7 @@ class WorkLedger:
         """The same in predicted prefill seconds."""
         if self._unclocked:
             self._settle(now)
-        for head in self._pending.values():
+        for head in self.pending.values():
             return max(0.0, self._queued_s - min(head.service_s, max(0.0, now - self._head_since)))
         return 0.0
 
@@ -89,7 +90,7 @@ class WorkLedger:
         """`backlog` and `backlog_s` at once: asked of every replica for every decision."""
         if self._unclocked:
             self._settle(now)
-        for head in self._pending.values():
+        for head in self.pending.values():
             elapsed = now - self._head_since
             if elapsed >= head.service_s:
                 return self._queued - head.uncached_tokens, self._queued_s - head.service_s
@@ -100,16 +101,16 @@ class WorkLedger:
 
     @property
     def prefilling(self) -> bool:
-        return bool(self._pending)
+        return bool(self.pending)
 
     @property
     def queued(self) -> int:
         """Requests dispatched and not known to be prefilled."""
-        return len(self._pending)
+        return len(self.pending)
 
     def head_age(self, now: float) -> float:
         """Seconds since the request at the head began to prefill; 0 when there is none."""
-        return now - self._head_since if self._pending else 0.0
+        return now - self._head_since if self.pending else 0.0
 
     def busy_since(self, charge: Charge) -> float:
         """Start of the busy period sample that ends with this charge's first token; ask before `first_token`."""
@@ -121,7 +122,7 @@ class WorkLedger:
             return []
         done: list[Charge] = []
         if charge.prefilling:
-            for earlier in list(self._pending):
+            for earlier in list(self.pending):
                 done.append(self._unqueue(earlier))
                 if earlier == request_id:
                     break
@@ -140,7 +141,7 @@ class WorkLedger:
             return
         del self._open[request_id]
         if charge.prefilling:
-            was_head = next(iter(self._pending)) == request_id
+            was_head = next(iter(self.pending)) == request_id
             self._unqueue(request_id)
             if was_head:
                 self._head_since = max(self._head_since, now)
@@ -160,7 +161,7 @@ class WorkLedger:
             charge.stale = True
             charge.prefilling = charge.decoding = False
         self._open.clear()
-        self._pending.clear()
+        self.pending.clear()
         self._queued = self._queued_s = self.kv_tokens = 0.0
         self._unclocked = self.live_decodes = 0
 
@@ -168,19 +169,19 @@ class WorkLedger:
         """When the next prefill that shows no first token is predicted to end."""
         if not self._unclocked:
             return None
-        return min(c.release_at for c in self._pending.values() if not c.clocked)
+        return min(c.release_at for c in self.pending.values() if not c.clocked)
 
     def _settle(self, now: float) -> None:
-        due = [i for i, c in self._pending.items() if not c.clocked and c.release_at <= now]
+        due = [i for i, c in self.pending.items() if not c.clocked and c.release_at <= now]
         for request_id in due:
             charge = self._unqueue(request_id)
             self._head_since = max(self._head_since, charge.release_at)
 
     def _unqueue(self, request_id: str) -> Charge:
-        charge = self._pending.pop(request_id)
+        charge = self.pending.pop(request_id)
         charge.prefilling = False
         self._unclocked -= not charge.clocked
         # an empty queue is exactly zero: sums of floats drift
-        self._queued = self._queued - charge.uncached_tokens if self._pending else 0.0
-        self._queued_s = self._queued_s - charge.service_s if self._pending else 0.0
+        self._queued = self._queued - charge.uncached_tokens if self.pending else 0.0
+        self._queued_s = self._queued_s - charge.service_s if self.pending else 0.0
         return charge

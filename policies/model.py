@@ -4,7 +4,8 @@ Everything that crosses the border of `policies/` is one of these. Times are mon
 by the caller, tokens are the model's, bytes are of the canonical prompt stream (`prefix.py`).
 Requests and events are made by the shell (live) or by the simulator (virtual time); views and
 decisions are made by the core. A view is valid only during the call that received it: the core
-reuses the objects.
+reuses the objects. What is made once per request is not frozen, because freezing triples the cost of making it; nobody
+changes one all the same.
 """
 
 from __future__ import annotations
@@ -75,14 +76,14 @@ class Request:
     pinned: str | None = None  # the one replica that may take it: state of an earlier answer lives there
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Usage:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Pulse:
     """What the streams of one replica did since the last pulse (about 50 ms)."""
 
@@ -98,7 +99,7 @@ class Pulse:
 # -- decisions ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Prediction:
     """What the core believed when it dispatched; compared later with what happened."""
 
@@ -109,7 +110,7 @@ class Prediction:
     scraped_age_s: float | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Alternative:
     replica_id: str
     score: float  # lower is better; seconds where the policy says so
@@ -118,7 +119,7 @@ class Alternative:
     scraped_age_s: float | None
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Dispatch:
     request_id: str
     replica_id: str
@@ -127,7 +128,7 @@ class Dispatch:
     alternatives: tuple[Alternative, ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Hold:
     request_id: str
     until: float  # latest time at which it is decided again
@@ -208,13 +209,19 @@ class ReplicaView:
 
 
 class FleetView(Sequence[ReplicaView]):
-    """The replicas that serve a request's model or adapter, in stable order of addition."""
+    """The replicas that serve a request's model or adapter, in stable order of addition.
 
-    __slots__ = ("_by_id", "replicas")
+    The lists it answers belong to the core: do not change them.
+    """
+
+    __slots__ = ("_available", "_by_id", "_prefillers", "_ranking", "replicas")
 
     def __init__(self, replicas: Sequence[ReplicaView]) -> None:
         self.replicas = replicas
         self._by_id: dict[str, ReplicaView] | None = None
+        self._available: list[ReplicaView] | None = None  # None: ask each
+        self._prefillers: list[ReplicaView] | None = None
+        self._ranking: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self.replicas)
@@ -231,10 +238,35 @@ class FleetView(Sequence[ReplicaView]):
         return self._by_id.get(replica_id)
 
     def available(self) -> list[ReplicaView]:
-        return [r for r in self.replicas if r.available]
+        if self._available is None:
+            return [r for r in self.replicas if r.available]
+        return self._available
+
+    def prefillers(self) -> list[ReplicaView]:
+        """The available ones that prefill; where none does, all available ones."""
+        if self._prefillers is None:
+            available = self.available()
+            return [r for r in available if r.role != "decode"] or available
+        return self._prefillers
+
+    def rank(self) -> None:
+        """Ask before reading `preference_rank` and `homes`: they are filled in for those policies only that look."""
+        ranking, self._ranking = self._ranking, None
+        if ranking is not None:
+            ranking()
+
+    def show(self, available: list[ReplicaView] | None) -> None:
+        """For the core: who is available until the next call; None: the views themselves say it."""
+        self._available, self._prefillers = available, None
+        if available is not None:
+            self._prefillers = [r for r in available if r.role != "decode"] or available
+
+    def rank_by(self, ranking: Callable[[], None]) -> None:
+        """For the core: what fills the ranks of the request looked at now."""
+        self._ranking = ranking
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Choice:
     """What a policy answers. `scores` holds (replica id, score), lower is better; it may be empty."""
 
@@ -304,13 +336,13 @@ FleetEvent: TypeAlias = Added | Removed | Draining | Ejected | Returned | Restar
 # -- events that only policies receive (RoutingPolicy.observe) -----------------------------------------------------
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Dispatched:
     request: Request
     replica_id: str
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class FirstToken:
     request: Request
     replica_id: str
@@ -318,7 +350,7 @@ class FirstToken:
     predicted_ttft_s: float
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Completed:
     request: Request
     replica_id: str

@@ -46,11 +46,11 @@ class Pace:
     __slots__ = (
         "_at",
         "_fill",
-        "_fixed",
         "_objectives",
         "_pulsed_at",
         "closed",
         "closed_share",
+        "fixed",
         "level",
         "rate",
         "slack_s",
@@ -64,7 +64,7 @@ class Pace:
         self.level = 0.0
         self._at = 0.0
         self._fill = 1.0
-        self._fixed = False
+        self.fixed = False  # a bucket of a fixed rate instead of the relay
         self._pulsed_at = float("-inf")
         self._objectives: dict[float, int] = {}  # TPOT objectives of its open streams
 
@@ -90,14 +90,9 @@ class Pace:
         tightest = self.tightest_s
         return not self.closed and (self.slack_s is None or tightest is None or self.slack_s >= share * tightest)
 
-    @property
-    def may_wait(self) -> bool:
-        """False where `wait` is known to be 0 without asking."""
-        return self.closed or self._fixed
-
     def wait(self, now: float) -> float:
         """Seconds until it may spend, as far as can be told; 0 when it may now. Ask only while streams are live."""
-        if self._fixed:
+        if self.fixed:
             self._refill(now)
             return 0.0 if self.level >= 0.0 else -self.level / self._fill
         if not self.closed or now - self._pulsed_at > STALE_S:
@@ -107,7 +102,7 @@ class Pace:
 
     def spend(self, seconds: float, now: float) -> None:
         self._refill(now)
-        if self._fixed or self.closed:
+        if self.fixed or self.closed:
             self.level -= seconds
         else:
             self.level = -seconds  # an open relay forgives what was spent before
@@ -120,7 +115,7 @@ class Pace:
     def pulse(self, pulse: Pulse, decode: DecodeFit, settings: Settings, now: float) -> None:
         self._refill(now)
         self._pulsed_at = now
-        self._fixed = settings.pace is not None
+        self.fixed = settings.pace is not None
         self._fill = settings.pace_trickle if settings.pace is None else settings.pace
         self.slack_s = pulse.least_slack_s
         harmful = stretches(decode)

@@ -114,16 +114,17 @@ class Margin:
     It converges to the coverage asked for whatever the model's error, the winner's curse of choosing the
     smallest prediction included (robust online quantile, as in stochastic approximation)."""
 
-    __slots__ = ("_eta", "_miss", "q", "samples")
+    __slots__ = ("_down", "_up", "q", "samples")
 
     def __init__(self, target: float, eta: float = 0.02, start: float = 1.2) -> None:
-        self.q, self._eta, self._miss = start, eta, 1.0 - target
+        self.q, miss = start, 1.0 - target
+        self._up, self._down = math.exp(eta * (1.0 - miss)), math.exp(eta * (0.0 - miss))
         self.samples = 0
 
     def observe(self, actual_s: float, predicted_s: float) -> None:
-        late = 1.0 if actual_s > self.q * predicted_s else 0.0
+        factor = self._up if actual_s > self.q * predicted_s else self._down
         self.samples += 1
-        self.q = min(LARGEST_MARGIN, max(0.8, self.q * math.exp(self._eta * (late - self._miss))))
+        self.q = min(LARGEST_MARGIN, max(0.8, self.q * factor))
 
 
 @dataclass(slots=True)

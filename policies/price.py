@@ -11,7 +11,9 @@ shorter than the window is left to the queue; without overload there is no price
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from itertools import accumulate
 
 from policies.admission import SizeFairness
 
@@ -35,6 +37,7 @@ class Price:
         self.thresholds = [FREE] * 4
         self.exempt: frozenset[str | None] = frozenset()  # tenants within their fair share
         self._arrivals: deque[tuple[float, float, int, str | None]] = deque()  # at, cost, prompt tokens, tenant
+        self._asked_s = 0.0  # sum of their costs
         self._set_at = float("-inf")
 
     @property
@@ -48,6 +51,7 @@ class Price:
     def too_dear(self, prompt_tokens: int, cost: float, tenant: str | None, now: float) -> bool:
         """At arrival. cost: prefill seconds / weight."""
         self._arrivals.append((now, cost, prompt_tokens, tenant))
+        self._asked_s += cost
         return cost > self.thresholds[self.fairness.quartile(prompt_tokens)] and tenant not in self.exempt
 
     def refused_late(self) -> None:
@@ -60,11 +64,11 @@ class Price:
         """New thresholds from the arrivals of the window. capacity: prefill seconds per second of the fleet."""
         self._set_at = now
         while self._arrivals and self._arrivals[0][0] < now - WINDOW_S:
-            self._arrivals.popleft()
+            self._asked_s -= self._arrivals.popleft()[1]
         count = len(self._arrivals)
         span = max(now - self._arrivals[0][0], 1.0) if count else 1.0
         budget = self.factor * capacity * span
-        if count < LEAST_ARRIVALS or sum(a[1] for a in self._arrivals) <= budget:
+        if count < LEAST_ARRIVALS or self._asked_s <= budget:
             self.thresholds, self.exempt = [FREE] * 4, frozenset()
             return
         excused = self._excuse(capacity * span)
@@ -80,11 +84,11 @@ class Price:
         for quartile in costs:
             quartile.sort()
         low, high = 0.0, max(q[-1] for q in costs if q)
-        kept = [0] * 4
+        up_to = [list(accumulate(q, initial=0.0)) for q in costs]  # cost of the k cheapest
         for _ in range(20):
             price = 0.5 * (low + high)
             kept = self._kept(costs, price)
-            if sum(sum(q[:k]) for q, k in zip(costs, kept, strict=True)) > budget:
+            if sum([sums[k] for sums, k in zip(up_to, kept, strict=True)]) > budget:
                 high = price
             else:
                 low = price
@@ -109,7 +113,7 @@ class Price:
 
     def _kept(self, costs: list[list[float]], price: float) -> list[int]:
         """How many of each quartile are served at this price, fairness applied."""
-        kept = [sum(cost <= price for cost in q) for q in costs]
+        kept = [bisect_right(q, price) for q in costs]
         owed = [max(0.0, 2.0 * self.fairness.excess(i)) for i in range(4)]
         total = sum(len(q) for q in costs)
         for _ in range(4):  # each round raises the shares below their bound; four quartiles settle in four

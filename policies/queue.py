@@ -109,11 +109,13 @@ class HeldQueue:
         lane.service_s += seconds / max(tracked.service_class.weight, 1e-3)
         lane.served(now)
         lane.served_s += seconds
+        if not lane.flows:
+            return
         seconds /= max(request.tenant_weight, 1e-3)
         flow = lane.flows.get(request.tenant)
         if flow is not None:
             flow.service_s += seconds
-        elif lane.flows:  # it has nothing waiting; remember what it took while others wait
+        else:  # it has nothing waiting; remember what it took while others wait
             level = min(f.service_s for f in lane.flows.values())
             lane.idle[request.tenant] = max(level, lane.idle.get(request.tenant, 0.0)) + seconds
 

@@ -21,7 +21,7 @@ class Ring:
     """Replicas with weights; lists are stable between changes of membership."""
 
     def __init__(self) -> None:
-        self._weights: dict[str, float] = {}
+        self.weights: dict[str, float] = {}
         self._hash: Callable[[str], int] | None = None
         self._points: list[int] = []
         self._lists: list[tuple[str, ...]] = []
@@ -30,19 +30,19 @@ class Ring:
         """weight: share of keys relative to the others, above 0."""
         if not weight > 0:
             raise ValueError(f"weight of {replica_id!r} is {weight}; it must be above 0")
-        self._weights[replica_id] = weight
+        self.weights[replica_id] = weight
         self._hash = None
 
     def remove(self, replica_id: str) -> None:
         """Unknown replicas are ignored: a removal may be reported twice."""
-        if self._weights.pop(replica_id, None) is not None:
+        if self.weights.pop(replica_id, None) is not None:
             self._hash = None
 
     def __len__(self) -> int:
-        return len(self._weights)
+        return len(self.weights)
 
     def __contains__(self, replica_id: str) -> bool:
-        return replica_id in self._weights
+        return replica_id in self.weights
 
     def preference(self, key: int | str) -> tuple[str, ...]:
         """Every replica once, the key's home first; empty for an empty ring."""
@@ -74,7 +74,7 @@ class Ring:
         return first
 
     def _build(self) -> None:
-        nodes = {name: {"vnodes": max(1, round(_VNODES * weight))} for name, weight in self._weights.items()}
+        nodes = {name: {"vnodes": max(1, round(_VNODES * weight))} for name, weight in self.weights.items()}
         ring = HashRing(nodes, hash_fn="ketama")
         points: list[tuple[int, str]] = ring.get_points()
         self._hash = ring.hashi

@@ -8,7 +8,7 @@ TTFT = wait + overhead + seconds ahead + own seconds. Trade-off: views are reuse
 from __future__ import annotations
 
 from policies.affinity import Affinity, Look
-from policies.fleet_state import Pool
+from policies.fleet_state import Pool, Replica
 from policies.settings import Settings
 from policies.tracked import Tracked
 
@@ -18,8 +18,11 @@ class Sight:
 
     def __init__(self, affinity: Affinity, settings: Settings) -> None:
         self.affinity = affinity
-        self.settings = settings
-        self.last = Look([], [], affinity.homes.place((), None, 0.0))
+        self.holds = settings.holds  # whether requests may wait in the core
+        self.last: Look | None = None
+        self._pool: Pool | None = None  # looked at last
+        self._shown: Pool | None = None  # the pool whose replicas' views say who is up; None: some are hidden
+        self._rank_last = self._rank
         # over the open replicas, for the request looked at last:
         self.best_service_s = self.best_start_s = 0.0  # its least prefill, without and with overhead
         self.worst_ttft_s = 0.0  # its longest wait for a first token, without what is parked
@@ -28,8 +31,11 @@ class Sight:
         """O(chain + replicas). `last` holds what the index said."""
         request = tracked.request
         prompt = float(request.prompt_tokens)
+        self.show(pool, tracked)
         look = self.last = self.affinity.look(request, now)
-        known, tried, holds = look.cached_tokens, tracked.tried, self.settings.holds
+        self._pool = pool
+        pool.view.rank_by(self._rank_last)
+        known, holds = look.cached_tokens, self.holds
         best_service = best_start = float("inf")
         worst = 0.0
         for replica, up in zip(pool.replicas, pool.up, strict=True):
@@ -41,7 +47,7 @@ class Sight:
             start = fit.overhead_s + service
             replica.service_s = service
             rate = fit.rate
-            if ledger.prefilling:
+            if ledger.pending:
                 backlog, ahead = ledger.both(now)
             else:
                 backlog = ahead = 0.0
@@ -52,7 +58,7 @@ class Sight:
             replica.engine_ttft_s = ttft = start + ahead
             if holds:
                 pace = replica.pace
-                if pace.may_wait and ledger.live_decodes:
+                if (pace.closed or pace.fixed) and ledger.live_decodes:
                     wait = pace.wait(now)
                     ttft += wait
                     backlog += wait * rate
@@ -69,7 +75,6 @@ class Sight:
                     parked = (replica.parked_s - own) / pace.rate
                     ttft += parked
                     backlog += parked * rate
-            view.available = up
             view.prefill_backlog_tokens = backlog
             view.cached_tokens = cached
             view.uncached_tokens = uncached
@@ -82,16 +87,35 @@ class Sight:
             self.best_service_s, self.best_start_s = best_service, best_start
         else:
             self.best_service_s = self.best_start_s = 0.0
-        for name in tried:
-            known_replica = pool.by_id.get(name)
-            if known_replica is not None:
-                known_replica.view.available = False
-        order = look.placement.order
-        if order:
-            replicas, homes, rank = pool.by_id, look.placement.homes, 0
-            for name in order:
-                found = replicas.get(name)
-                if found is not None:
-                    view = found.view
-                    view.preference_rank, view.homes = rank, homes
-                    rank += 1
+
+    def show(self, pool: Pool, tracked: Tracked) -> None:
+        """Marks who may take the request: the open replicas it has not been tried on."""
+        if pool is not self._shown:
+            for replica, up in zip(pool.replicas, pool.up, strict=True):
+                replica.view.available = up
+            pool.view.show([r.view for r in pool.open])
+            self._shown = pool
+        if tracked.tried:
+            self.hide(pool, [pool.by_id[name] for name in tracked.tried if name in pool.by_id])
+
+    def hide(self, pool: Pool, replicas: list[Replica]) -> None:
+        """For this request these are not available."""
+        for replica in replicas:
+            replica.view.available = False
+        self._shown = None
+        pool.view.show(None)
+
+    def _rank(self) -> None:
+        """Place on the preference list, and how many of it are homes, into the views."""
+        assert self.last is not None
+        assert self._pool is not None
+        placement, replicas, rank = self.last.placement, self._pool.by_id, 0
+        if placement.key is None:  # without an identity every replica is as good a home
+            for replica in self._pool.replicas:
+                replica.view.preference_rank, replica.view.homes = 0, 1
+        for name in placement.order:
+            found = replicas.get(name)
+            if found is not None:
+                view = found.view
+                view.preference_rank, view.homes = rank, placement.homes
+                rank += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from policies.ledger import Charge
@@ -27,7 +27,7 @@ class Tracked:
     cached_tokens: float = 0.0  # predicted
     started: bool = False  # its first token was seen
     attempts: int = 0
-    tried: set[str] = field(default_factory=set)
+    tried: tuple[str, ...] = ()
     # held
     flow: Flow | None = None
     due: float = 0.0  # what the queue is ordered by
@@ -38,6 +38,10 @@ class Tracked:
     parked_s: float = 0.0
     newcomer: bool = False  # first turn of a conversation the working set has not let in
     last_context: float = 0.0  # tokens its conversation held when this turn began
+
+    def forget_try(self, replica_id: str) -> None:
+        """It may go there again."""
+        self.tried = tuple([name for name in self.tried if name != replica_id])
 
     @property
     def held(self) -> bool:

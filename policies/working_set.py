@@ -51,7 +51,10 @@ class WorkingSet:
     @property
     def enforced(self) -> bool:
         """Whether conversations return often enough here to be protected."""
-        return self._evidence >= EVIDENCE and sum(self._returned) / (sum(self._returned) + sum(self._ended)) >= WORTH
+        if self._evidence < EVIDENCE:
+            return False
+        returned = sum(self._returned)
+        return returned / (returned + sum(self._ended)) >= WORTH
 
     def known(self, request: Request) -> Conversation | None:
         """The conversation this request continues, if it is alive."""

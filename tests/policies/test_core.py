@@ -228,3 +228,53 @@ def test_alternatives_name_only_replicas_that_could_have_had_the_request() -> No
     (second,) = b.failed("r", Outcome.ERROR, 0.1)
     assert isinstance(second, Dispatch)
     assert {x.replica_id for x in second.alternatives} == {"a", "b", "c"} - {first.replica_id, second.replica_id}
+
+
+def test_a_policy_that_needs_nothing_is_decided_without_predictions() -> None:
+    b = Balancer(
+        DEFAULT_CLASSES, make("round_robin", None, random.Random(1)), Settings().without_science(), random.Random(1)
+    )
+    for name in ("a", "b"):
+        b.fleet_event(Added(name, prefill_rate=1000.0, kv_capacity_tokens=100_000), 0.0)
+    first, second = chat("r1", chain=(1, 2, 3), prompt_bytes=4000), chat("r2", chain=(1, 2, 3), prompt_bytes=4000)
+    assert b.submit(first, 0.0) == [Dispatch("r1", "a", "turn")]
+    assert b.submit(second, 0.0) == [Dispatch("r2", "b", "turn")]
+    assert b.backlog_tokens("a", 0.0) == 1000.0  # all of the prompt: nobody asked what is cached
+    b.first_token("r1", 3.0)  # a third of the rate: but nobody knows how much of it was computed
+    assert b.snapshot()["replicas"]["a"]["prefill_rate"] == 1000.0
+    assert b.snapshot()["margins"] == {}
+    b.complete("r1", Outcome.SUCCESS, Usage(2000, 50, 0), 4.0)
+    assert b.snapshot()["replicas"]["a"]["in_flight"] == 0
+    assert b.prompt_tokens("", 4000) == 2000  # bytes per token are learnt all the same: objectives depend on them
+
+
+def test_from_the_fast_lane_to_a_policy_that_predicts_and_back() -> None:
+    b = Balancer(
+        DEFAULT_CLASSES, make("least_request", None, random.Random(1)), Settings().without_science(), random.Random(1)
+    )
+    b.fleet_event(Added("a", prefill_rate=1000.0, kv_capacity_tokens=100_000), 0.0)
+    b.submit(chat("r1"), 0.0)
+    b.use(make("forebay", None, random.Random(1)), 0.5)
+    (decision,) = b.submit(chat("r2", tokens=500), 0.5)
+    assert isinstance(decision, Dispatch)
+    assert decision.prediction is not None
+    assert decision.prediction.uncached_tokens == 500
+    assert b.backlog_tokens("a", 0.5) == 1000.0  # half of the first, and the second
+    b.use(make("least_request", None, random.Random(1)), 0.6)
+    for name in ("r1", "r2"):
+        b.complete(name, Outcome.SUCCESS, Usage(1000, 5, 0), 2.0)
+    assert b.snapshot()["replicas"]["a"]["in_flight"] == 0
+    assert b.backlog_tokens("a", 2.0) == 0.0
+
+
+def test_who_has_been_tried_is_hidden_from_that_request_only() -> None:
+    b = Balancer(
+        DEFAULT_CLASSES, make("least_request", None, random.Random(1)), Settings().without_science(), random.Random(1)
+    )
+    for name in ("a", "b"):
+        b.fleet_event(Added(name, prefill_rate=1000.0), 0.0)
+    (sent,) = b.submit(chat("r1"), 0.0)
+    assert isinstance(sent, Dispatch)
+    other = {"a": "b", "b": "a"}[sent.replica_id]
+    assert sent_to(b.failed("r1", Outcome.ERROR, 0.1)) == other
+    assert sent_to(b.submit(chat("r2"), 0.2)) == sent.replica_id  # the emptier one again
