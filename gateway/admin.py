@@ -49,7 +49,7 @@ def application(
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        path = request.url.path
+        path = request.scope["path"]  # what is routed by; the URL is put together from Host, which the client writes
         if path == "/admin" or path.startswith("/admin/"):
             refused = _refusal(request, secrets.admin, loopback=secrets.admin is None)
         elif path == "/metrics":
@@ -243,6 +243,10 @@ def _is_local(request: Request) -> bool:
     if "x-forwarded-for" in headers or "forwarded" in headers:
         return False
     host = headers.get("host", "")
-    if urlsplit(f"//{host}").hostname not in LOCAL_NAMES:  # a foreign name that was made to resolve to loopback
+    try:
+        named = urlsplit(f"//{host}").hostname
+    except ValueError:  # as of "["
+        return False
+    if named not in LOCAL_NAMES:  # a foreign name that was made to resolve to loopback
         return False
     return headers.get("origin") in (None, f"http://{host}")

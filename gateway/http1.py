@@ -159,14 +159,17 @@ class UpstreamConnection(asyncio.Protocol):
             if self._head_bytes:
                 data = self._head_bytes + data
                 self._head_bytes = b""
-            end = data.find(b"\r\n\r\n")
-            if end < 0:
-                if len(data) > MAX_HEAD_BYTES:
-                    self._broken(Break.MALFORMED)
-                else:
-                    self._head_bytes = data
-                return
-            self._parse_head(data[: end + 4], data[end + 4 :])
+            interim = True
+            while interim:  # a loop: a thousand of them may come in one read
+                end = data.find(b"\r\n\r\n")
+                if end < 0:
+                    if len(data) > MAX_HEAD_BYTES:
+                        self._broken(Break.MALFORMED)
+                    else:
+                        self._head_bytes = data
+                    return
+                raw, data = data[: end + 4], data[end + 4 :]
+                interim = self._parse_head(raw, data)
             return
         if self._head.length is None:
             self._receiver.on_data(data, None)
@@ -180,17 +183,16 @@ class UpstreamConnection(asyncio.Protocol):
         if self._body_left == 0 and self._receiver is receiver:
             self._finish()
 
-    def _parse_head(self, raw: bytes, rest: bytes) -> None:
+    def _parse_head(self, raw: bytes, rest: bytes) -> bool:
+        """True for an interim head (1xx): the next one follows. Codes beyond 599 are invalid (RFC 9110 section 15)."""
         read = _heads.read(raw)
-        if read is None or read[0].status in (0, 101):
+        if read is None or not 100 <= read[0].status < 600 or read[0].status == 101:
             self._broken(Break.MALFORMED)
-            return
+            return False
         head, keep = read
         status, length, chunked = head.status, head.length, head.chunked
         if status < 200:
-            if rest:
-                self._plain(rest)
-            return
+            return True
         if self._method == b"HEAD" or status in (204, 304):
             length, chunked = 0, False
             head = Head(status, head.headers, length, chunked)
@@ -201,19 +203,20 @@ class UpstreamConnection(asyncio.Protocol):
         if rest and length == len(rest) and not chunked:
             self._give_back()
             receiver.on_whole(head, rest)
-            return
+            return False
         if chunked:
             self._decoder = ChunkDecoder()
         else:
             self._body_left = length or 0
         receiver.on_head(head)
         if self._receiver is not receiver:
-            return
+            return False
         if length == 0 and not chunked:
             self._keep = self._keep and not rest
             self._finish()
         elif rest:
             self.data_received(rest)
+        return False
 
     def _finish(self) -> None:
         receiver = self._receiver

@@ -130,6 +130,8 @@ class EventScanner:
             self.forced_usage = True
         kind = 0
         for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                continue
             delta = choice.get("delta")
             if choice.get("text") or (isinstance(delta, dict) and _says(delta)):
                 kind |= CONTENT

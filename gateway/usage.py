@@ -17,6 +17,7 @@ import orjson
 
 from policies.model import Usage
 
+MOST_TOKENS = 2**31  # a count beyond is no count: learnt from, it would spoil every estimate
 MOST_BYTES = 4096  # of a `stream_options` that is changed
 MOST_PLACES = 3  # where the name stands in the text; each try costs a parse of the body
 _ASK = b'"stream_options":{"include_usage":true},'
@@ -34,9 +35,9 @@ def read(usage: Any) -> Usage | None:
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if type(details) is dict else None
         return Usage(
-            prompt if type(prompt) is int else None,
-            completion if type(completion) is int else None,
-            cached if type(cached) is int else None,
+            prompt if type(prompt) is int and 0 <= prompt <= MOST_TOKENS else None,
+            completion if type(completion) is int and 0 <= completion <= MOST_TOKENS else None,
+            cached if type(cached) is int and 0 <= cached <= MOST_TOKENS else None,
         )
     details = usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")
@@ -55,7 +56,7 @@ def merge(old: Usage | None, new: Usage | None) -> Usage | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
 def ask(body: bytes, options: Any, present: bool) -> list[bytes | memoryview] | None:

@@ -43,6 +43,7 @@ async def test_without_a_token_only_loopback_is_answered() -> None:
         {"x-forwarded-for": "10.0.0.9"},  # through a proxy on this host
         {"forwarded": "for=10.0.0.9"},
         {"host": "evil.example"},  # a name made to resolve to loopback
+        {"host": "["},
         {"origin": "http://evil.example"},  # a web page that posts to it
     ],
     ids=str,
