@@ -121,7 +121,9 @@ def scripted(scripts: Path) -> Replicas:
         python = str(venv / "bin" / "python")
         if not (venv / ".complete").exists():
             say(f"installing vLLM for CPU into {venv}: about two minutes and 2.5 GB, once")
-            subprocess.run([str(scripts / "install.sh"), str(venv)], check=True)
+            subprocess.run(
+                [str(scripts / "install.sh"), str(venv)], check=True, env={**os.environ, "PYTHON": sys.executable}
+            )
             (venv / ".complete").touch()
     model = os.environ.get("MODEL")
     if not model:
