@@ -49,7 +49,8 @@ def test_openai_chat(client: openai.OpenAI) -> None:
 
 
 def test_openai_chat_with_a_forced_tool_call(client: openai.OpenAI, breakable: Replicas) -> None:
-    """Random weights, random arguments; the call itself is forced. Needs the tool parser that ours start with."""
+    """The name is forced, the arguments come from random weights: up to the token limit they are any beginning of a
+    JSON text, so all that can be said is that there are some. Needs the tool parser that ours start with."""
     forced = {"type": "function", "function": {"name": "find_river"}}
     chunks = list(
         client.chat.completions.create(

@@ -18,6 +18,8 @@ from tests.serving import Gateway, Stream, chat, gateway, post, stream, streamin
 from tests.vllm.replicas import Replicas
 
 QUICK = """
+[limits]
+loop_lag_s = "none"
 [timeouts]
 first_event_s = 8.0
 idle_s = 8.0

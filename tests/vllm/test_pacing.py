@@ -31,6 +31,8 @@ TURNS, ATTEMPTS = 2, 4  # turns that count, of each arm; turns at most
 FASTER, SLOWER = 1.5, 2.0  # the most that the machine may change over a turn
 UNPACED, PACED = "forebay+admission", "forebay+admission+pacing"
 PATIENT = """
+[limits]
+loop_lag_s = "none"
 [classes.interactive]
 ttft_s = 60.0
 tpot_s = "none"
