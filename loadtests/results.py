@@ -59,6 +59,8 @@ def summarise(
     complete = [r for r in cohort if r.complete]
     reported = [r for r in cohort if r.cached_tokens is not None]
     prompt = sum(r.prompt_tokens for r in reported)
+    tenant = {row.id: row.tenant for row in schedule.cohort if row.tenant is not None}
+    tenants = sorted(set(tenant.values()))
     good_prompt = sum(r.prompt_tokens for r in cohort if r.partition is Partition.GOOD)
     return {
         "policy": policy,
@@ -94,6 +96,7 @@ def summarise(
         "ttft_offered_s": _spread(r.ttft_s if r.complete and r.ttft_s is not None else INFINITE for r in cohort),
         "by_bucket": {b: _part([r for r in cohort if bucket(r.prompt_tokens) == b]) for b in _buckets(cohort)},
         "by_class": {c: _part([r for r in cohort if r.service_class == c]) for c in _classes(cohort)},
+        "by_tenant": {t: _part([r for r in cohort if tenant.get(r.id) == t]) for t in tenants},
         "cached_share": sum(r.cached_tokens or 0 for r in reported) / prompt if prompt else None,
         "attempts": sum(r.attempts for r in cohort),
         "wasted_tokens": sum(r.wasted_tokens for r in records),

@@ -14,6 +14,7 @@ Trade-off: one knob (load) and no others, so that a workload's name says what wa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from loadtests.conversation import Segment, Talk, blocks_of
 from loadtests.schedule import Row
@@ -138,6 +139,24 @@ def lora(seed: int, span_s: float) -> Sequence[Row]:
     return rows
 
 
+def tenants(seed: int, span_s: float) -> Sequence[Row]:
+    """As `unique`, from ten tenants: nine send 0.4/s each, the tenth floods with twenty times that."""
+    return _of_tenants(seed, [0.4] * 9 + [8.0], span_s)
+
+
+def tenants_alone(seed: int, span_s: float) -> Sequence[Row]:
+    """The nine quiet tenants of `tenants`, row for row: what they have when nobody floods."""
+    return _of_tenants(seed, [0.4] * 9, span_s)
+
+
+def _of_tenants(seed: int, rates_rps: Sequence[float], span_s: float) -> list[Row]:
+    rows: list[Row] = []
+    for tenant, rate in enumerate(rates_rps):
+        times = Stream(seed, "tenants", "starts", str(tenant)).poisson_times(rate, span_s)
+        rows += [replace(row, tenant=f"tenant-{tenant}") for row in _singles(seed, f"tenants-{tenant}", times)]
+    return sorted(rows, key=lambda row: row.at_s or 0.0)
+
+
 def diurnal(seed: int, span_s: float) -> Sequence[Row]:
     """As `unique`, the rate swinging between 4/s and 20/s over 20 minutes (a day in quick motion)."""
     stream = Stream(seed, "diurnal", "starts")
@@ -194,7 +213,7 @@ _LIMITS = {
     "mixed": (("interactive", 64_000, 2_000), ("batch", 32_000, 2_000)),
     "siblings": (("interactive", 16_000, 2_000),),
 }
-_MAKERS = (chat, coding, rag, siblings, unique, hot_prefix, mixed, lora, diurnal, bursty)
+_MAKERS = (chat, coding, rag, siblings, unique, hot_prefix, mixed, lora, tenants, tenants_alone, diurnal, bursty)
 
 WORKLOADS: dict[str, Generator] = {
     make.__name__.replace("_", "-"): Generator(

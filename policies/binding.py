@@ -27,6 +27,8 @@ from policies.working_set import WorkingSet
 LOOK_AGAIN_S = 0.25  # a parked request is decided again at least this often while somebody has room
 FILL_STARTS, FILL_STOPS = 0.7, 0.5  # least TPOT slack, as a share of the objective, beside work that only fills
 LOOKS = 8  # decisions at most for one place: bounds the cost of a wake
+FLOOD_BACKLOG = 0.2  # share of the backlog beside which a tenant above its fair share may add its work
+FLOOD_SLACK = 0.25  # least TPOT slack for that, as a share of the objective
 NEVER = float("inf")
 
 
@@ -232,6 +234,8 @@ class LateBinding:
             made = self._take_back(replica, now)  # the engine would prefill it first
         if not self._basic_room(replica, now) or (fill and not self._spare(replica, tracked, now)):
             return made, False
+        if self.price.floods(tracked.request.tenant) and not self._left_over(replica, tracked, now):
+            return made, False
         request, ledger = tracked.request, replica.ledger
         need = replica.view.uncached_tokens + self.dispatcher.outputs.expected(
             request.service_class, request.max_tokens, request.expected_tokens
@@ -287,6 +291,14 @@ class LateBinding:
         if ledger.prefilling and ledger.backlog_s(now) > 0.5 * self.settings.backlog_s:
             return False
         return not self.settings.pacing or not ledger.live_decodes or replica.pace.spare(FILL_STARTS)
+
+    def _left_over(self, replica: Replica, tracked: Tracked, now: float) -> bool:
+        """Room for a tenant above its fair share while others are within theirs: what those leave. Their next request
+        must find the engine nearly free and the streams with slack, so a flood neither queues there nor runs long."""
+        ledger = replica.ledger
+        if ledger.prefilling and ledger.backlog_s(now) > FLOOD_BACKLOG * self.settings.backlog_s:
+            return False
+        return not ledger.live_decodes or replica.pace.spare(FLOOD_SLACK)
 
     def make_way(self, replica: Replica, now: float) -> list[Decision]:
         """When its streams lose their slack, what only fills and has not answered yet makes way."""

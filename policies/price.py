@@ -54,6 +54,10 @@ class Price:
         self._asked_s += cost
         return cost > self.thresholds[self.fairness.quartile(prompt_tokens)] and tenant not in self.exempt
 
+    def floods(self, tenant: str | None) -> bool:
+        """Whether others are within their share of an overloaded fleet, and this tenant asks for more than its own."""
+        return bool(self.exempt) and tenant not in self.exempt
+
     def refused_late(self) -> None:
         self.factor = max(LOWEST, self.factor * (1.0 - STEP))
 

@@ -20,6 +20,8 @@ PINNED: dict[str, str] = {
     "hot-prefix": "088da601e97332e4",
     "mixed": "c64532ff067e08f8",
     "lora": "bbe181a4d12bd441",
+    "tenants": "a5faf76860d5a584",
+    "tenants-alone": "bfa834e90238cfd5",
     "diurnal": "8bd521b7896b390c",
     "bursty": "1dc270fb743ab6a9",
 }
@@ -118,3 +120,11 @@ def test_the_day_swings_between_a_fifth_and_the_whole() -> None:
 
 def test_every_workload_says_what_it_is() -> None:
     assert all(len(g.about) > 40 for g in WORKLOADS.values())
+
+
+def test_the_quiet_tenants_send_the_same_whether_somebody_floods_or_not() -> None:
+    quiet = [(r.at_s, r.tenant, r.prompt_tokens, r.blocks) for r in made("tenants-alone").cohort]
+    rows = [(r.at_s, r.tenant, r.prompt_tokens, r.blocks) for r in made("tenants").cohort]
+    assert quiet == [row for row in rows if row[1] != "tenant-9"]
+    flood = len(rows) - len(quiet)
+    assert flood / (len(quiet) / 9) == pytest.approx(20.0, rel=0.25)

@@ -91,6 +91,7 @@ def test_tenants_within_their_fair_share_pay_no_price() -> None:
     assert price.exempt == {"modest"}
     assert not price.too_dear(10_000, 100.0, "modest", 30.0)
     assert price.too_dear(10_000, 100.0, "flood", 30.0)
+    assert (price.floods("flood"), price.floods("modest")) == (True, False)
 
 
 def test_when_every_tenant_is_within_its_share_nobody_pays() -> None:
