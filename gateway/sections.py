@@ -31,7 +31,9 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class Listen(Table):
@@ -39,7 +41,7 @@ class Listen(Table):
     """Address to listen on; "0.0.0.0" for all of IPv4, "::" for all of IPv6."""
     port: int = Field(default=8080, ge=0, le=65535)
     """TCP port; 0 takes any free one."""
-    backlog_connections: int = Field(default=2048, gt=0)
+    backlog_connections: int = Field(default=2048, gt=0, le=65535)
     """Connections the kernel may queue before they are accepted."""
     keep_alive_s: Seconds = 75.0
     """Idle time after which a client's connection is closed."""
@@ -118,7 +120,11 @@ class Replica(Table):
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
+        if not (value.isascii() and value.isprintable()) or " " in value:  # it goes into the head of every request
+            raise ValueError("must be plain ASCII without spaces; write others as %XX, or xn-- in a host")
         parts = urlsplit(value)
+        if any(not 0 < len(label) < 64 for label in (parts.hostname or "x").rstrip(".").split(".")):
+            raise ValueError("must name a host whose parts have 1 to 63 characters")
         if parts.username or parts.password:
             raise ValueError("must not hold a user or password; use key_env")
         if parts.scheme not in ("http", "https") or not parts.hostname:
