@@ -34,7 +34,7 @@ MISTAKES = {
     "[listen]\nhost = 1": "listen.host = 1: must be text in quotes",
     '[health]\ncanary = "yes"': 'health.canary = "yes": must be true or false',
     "[health]\npanic_share = 1.5": "health.panic_share = 1.5: must be at most 1",
-    "[timeouts]\nidle_s = nan": "timeouts.idle_s = nan: must be above 0",
+    "[timeouts]\nidle_s = nan": "timeouts.idle_s = nan: must be a finite number",
     '[stream]\nusage = "yes"': "stream.usage = \"yes\": must be one of 'ask' or 'off'",
     "listen = 3": "listen = 3: must be a table",
     "replicas = 3": "replicas = 3: must be a list in [ ]",
