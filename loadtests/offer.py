@@ -17,7 +17,7 @@ from typing import Any
 
 from loadtests import traces
 from loadtests.schedule import Schedule, ScheduleError
-from loadtests.source import Generator, Source, cap_prompts, thin
+from loadtests.source import Generator, Source, cap_prompts, cap_sessions, thin
 from loadtests.workloads import CLASSES, WORKLOADS
 from policies.model import ServiceClass
 
@@ -50,6 +50,8 @@ def offer(
     form: str | None = None,
     thin_to: float = 1.0,
     longest_prompt: int | None = None,
+    think_cap_s: float | None = None,
+    max_turns: int | None = None,
     classes: Mapping[str, ServiceClass] | None = None,
 ) -> Offer:
     """`classes` of a configuration stand over the built-in ones.
@@ -73,8 +75,12 @@ def offer(
             source = thin(source, thin_to)
         if longest_prompt is not None:
             source = cap_prompts(source, longest_prompt)
-    elif thin_to < 1.0 or longest_prompt is not None:
-        raise ScheduleError(f"--thin and --longest-prompt are for traces; {source.name} is generated, use --load")
+        if think_cap_s is not None or max_turns is not None:
+            source = cap_sessions(source, math.inf if think_cap_s is None else think_cap_s, max_turns)
+    elif thin_to < 1.0 or any(x is not None for x in (longest_prompt, think_cap_s, max_turns)):
+        raise ScheduleError(
+            f"--thin, --longest-prompt, --think-cap and --max-turns are for traces, {source.name} is generated: --load"
+        )
     judged = {**CLASSES, **(classes or {})}
     for text in objectives:
         judged = with_objective(judged, text)

@@ -85,6 +85,12 @@ def simulate(
     ] = None,
     thin: Annotated[float, typer.Option(help="Share of a trace's prefix groups to keep.")] = 1.0,
     longest_prompt: Annotated[int | None, typer.Option(help="Leave out longer prompts of a trace.")] = None,
+    think_cap: Annotated[float | None, typer.Option(help="Cut think times of a trace to this, in s.", min=0.0)] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Cut sessions of a trace to their first turns.", min=1)] = None,
+    pace: Annotated[
+        float | None,
+        typer.Option(help="A fixed share of time in prefill, not the learnt pace.", min=0.01, max=1.0),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes; default: one per core.", min=1)] = None,
 ) -> None:
     """Compare routing policies on simulated replicas, in virtual time.
@@ -98,9 +104,10 @@ def simulate(
     began = time.perf_counter()
     try:
         settings, policy_settings, classes = _configured(config)
+        settings = settings if pace is None else replace(settings, pace=pace)
         made = offer(
             workload, trace, window_s=window, drain_s=drain, objectives=objective or (), form=trace_format,
-            thin_to=thin, longest_prompt=longest_prompt, classes=classes,
+            thin_to=thin, longest_prompt=longest_prompt, think_cap_s=think_cap, max_turns=max_turns, classes=classes,
         )  # fmt: skip
         arms = _arms(policy or ["round_robin", "forebay"], settings, without_bound)
         kinds = [profiles.load(name.strip()) for name in profile.split(",")]

@@ -9,6 +9,7 @@ dropping single requests would delete reuse. A run that needs more trace than th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -171,6 +172,19 @@ def cap_prompts(source: Source, longest: int) -> Source:
         if (row.prompt_tokens <= longest if row.session is None else row.turn < ended.get(row.session, row.turn + 1))
     )
     note = f"prompts above {longest} tokens left out: {len(kept)} of {len(source.rows)} rows stay"
+    return replace(source, rows=kept, notes=(*source.notes, note))
+
+
+def cap_sessions(source: Source, think_s: float = math.inf, turns: int | None = None) -> Source:
+    """Think times cut to `think_s`, sessions to their first `turns`; rows without a session stay as they are."""
+    kept = tuple(
+        replace(row, think_s=min(row.think_s, think_s))
+        for row in source.rows
+        if row.session is None or turns is None or row.turn < turns
+    )
+    cut = [f"think times at most {think_s:g} s"] if think_s < math.inf else []
+    cut += [f"at most {turns} turns"] if turns is not None else []
+    note = f"sessions cut: {', '.join(cut)}; {len(kept)} of {len(source.rows)} rows stay"
     return replace(source, rows=kept, notes=(*source.notes, note))
 
 

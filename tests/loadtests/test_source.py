@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtests.schedule import Row, ScheduleError
-from loadtests.source import Source, cap_prompts, thin
+from loadtests.source import Source, cap_prompts, cap_sessions, thin
 from loadtests.workloads import CLASSES
 
 C = {"interactive": CLASSES["interactive"]}
@@ -119,3 +119,10 @@ def test_later_turns_follow_their_session_into_the_window() -> None:
 def test_an_empty_window_is_refused() -> None:
     with pytest.raises(ScheduleError, match="no request of literal falls into"):
         Source("literal", (Row(0, 90.0, 600, 5, (1, 2)),), 100.0, 512).cut(0, 1.0, 20.0, 10.0, C)
+
+
+def test_sessions_are_cut_to_their_first_turns_and_pauses_to_the_longest_allowed() -> None:
+    rows = tuple(Row(i, 0.0 if i == 0 else None, 64, 1, (i,), session="s", turn=i, think_s=20.0 * i) for i in range(4))
+    source = cap_sessions(Source("made", rows, 100.0, 64), think_s=30.0, turns=3)
+    assert [(r.turn, r.think_s) for r in source.rows] == [(0, 0.0), (1, 20.0), (2, 30.0)]
+    assert source.notes == ("sessions cut: think times at most 30 s, at most 3 turns; 3 of 4 rows stay",)
