@@ -142,14 +142,25 @@ class Dispatcher:
                 since, latency = charge.dispatched_at, True
         self.fleet.learn(replica, tokens, context, now - since, latency)
 
+    def _bounded(self, tracked: Tracked, replica: Replica, charge: Charge, now: float) -> None:
+        """An answer that shows no first token came before its prefill was predicted to end: the prefill, and all ahead
+        of it, took at most this long. Only such samples of it count, so that they bound the speed from below; without
+        them a fleet that serves only whole answers would be held to the prior and refuse what it could serve."""
+        since = replica.ledger.busy_since(charge)
+        finished = replica.ledger.first_token(tracked.request.id, charge, now)
+        if finished and now > since and all(c.looked for c in finished):
+            self._learn(replica, charge, finished, since, now)
+
     def release(self, tracked: Tracked, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """The one place where an attempt gives back what it was charged. A request that is not out gives nothing."""
         replica, charge, request = tracked.replica, tracked.charge, tracked.request
         if replica is None or charge is None:
             return
+        done = outcome is Outcome.SUCCESS
+        if done and charge.prefilling and not charge.clocked:
+            self._bounded(tracked, replica, charge, now)
         replica.ledger.release(request.id, charge, now)
         replica.changed(now)
-        done = outcome is Outcome.SUCCESS
         if done and usage is not None and usage.completion_tokens:
             self.outputs.observe(request.service_class, usage.completion_tokens)
         if replica.fill:

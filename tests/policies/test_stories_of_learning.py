@@ -130,3 +130,20 @@ def test_a_replica_that_joins_a_slow_fleet_is_not_believed_to_be_fast() -> None:
     known, new, told = (b.fleet.replicas[name].prefill.seconds(2000, 0) for name in ("a", "new", "told"))
     assert new == pytest.approx(known, rel=0.1)
     assert told == pytest.approx(0.04)
+
+
+def test_whole_answers_that_come_early_teach_that_the_replica_is_faster() -> None:
+    """Whole answers show no first token; held to the prior of 8,000 tokens/s a fleet that serves only these refused
+    nine of ten requests it could have served."""
+    balancer, out, refused = forebay("r"), [], 0
+    for n in range(400):  # 8,000 tokens each, one every 20 ms: 50 times the prior, which would be far behind at once
+        now, request = n * 0.02, chat(str(n), 8_000, n * 0.02)
+        request.streams = False
+        decisions = balancer.submit(request, now)
+        refused += any(isinstance(d, Shed) for d in decisions)
+        out += [d.request_id for d in decisions if isinstance(d, Dispatch)]
+        while out:
+            decisions = balancer.complete(out.pop(0), Outcome.SUCCESS, None, now + 0.02)
+            out += [d.request_id for d in decisions if isinstance(d, Dispatch)]
+    assert refused == 0
+    assert balancer.fleet.replicas["r"].prefill.rate > 100_000.0
