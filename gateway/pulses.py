@@ -30,7 +30,7 @@ class Meter:
     """Sums of one replica since the last pulse."""
 
     __slots__ = (
-        "_events", "_scraped", "_told", "busy_gaps", "busy_sum_s", "events_total", "idle_gaps", "idle_sum_s", "live",
+        "_events", "_samples", "_scraped", "_told", "busy_gaps", "busy_sum_s", "events_total", "idle_gaps", "idle_sum_s", "live",
         "prefilling", "replica_id", "tokens_per_event",
     )  # fmt: skip
 
@@ -41,6 +41,7 @@ class Meter:
         self.idle_gaps = self.busy_gaps = 0
         self.idle_sum_s = self.busy_sum_s = 0.0
         self.tokens_per_event = 1.0
+        self._samples = 0
         self.events_total = 0  # content events of streams that ended
         self._scraped: float | None = None
         self._events = 0
@@ -62,7 +63,8 @@ class Meter:
                 near += 1
             if slack is None or objective - pace < slack:
                 slack = objective - pace
-        made = Pulse(len(self.live), near, slack, self.idle_gaps, self.idle_sum_s, self.busy_gaps, self.busy_sum_s)
+        idle, busy = round(self.idle_gaps * per_event), round(self.busy_gaps * per_event)  # the core thinks in tokens
+        made = Pulse(len(self.live), near, slack, idle, self.idle_sum_s, busy, self.busy_sum_s)
         self.idle_gaps = self.busy_gaps = 0
         self.idle_sum_s = self.busy_sum_s = 0.0
         return made
@@ -85,4 +87,5 @@ class Meter:
 
     def _learn(self, ratio: float) -> None:
         ratio = min(MOST_TOKENS_PER_EVENT, max(1.0, ratio))
-        self.tokens_per_event += MEMORY * (ratio - self.tokens_per_event)
+        self._samples += 1  # the first says it all: until then streams of several tokens an event look late
+        self.tokens_per_event += max(MEMORY, 1.0 / self._samples) * (ratio - self.tokens_per_event)

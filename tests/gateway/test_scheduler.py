@@ -180,3 +180,14 @@ def test_where_usage_speaks_the_scrape_is_not_asked() -> None:
         meter.ended(content_events=100, completion_tokens=200)
         meter.scraped(Scraped("r0", generation_tokens=second * 1000.0))
     assert round(meter.tokens_per_event, 2) == 2.0
+
+
+def test_the_first_answer_says_how_many_tokens_an_event_carries() -> None:
+    """Counted as one token an event, streams of four looked four times too slow and closed the pace of their replica."""
+    meter = Meter("r")
+    meter.idle_gaps, meter.idle_sum_s = 10, 0.8
+    assert meter.pulse(1.0).idle_gaps == 10
+    meter.ended(content_events=25, completion_tokens=100)
+    assert meter.tokens_per_event == 4.0
+    meter.idle_gaps, meter.idle_sum_s = 10, 0.8
+    assert meter.pulse(1.0).idle_gaps == 40  # 20 ms a token
