@@ -183,7 +183,7 @@ def test_where_usage_speaks_the_scrape_is_not_asked() -> None:
 
 
 def test_the_first_answer_says_how_many_tokens_an_event_carries() -> None:
-    """Counted as one token an event, streams of four looked four times too slow and closed the pace of their replica."""
+    """Counted as one token each, events of four made streams look four times too slow and closed the pace."""
     meter = Meter("r")
     meter.idle_gaps, meter.idle_sum_s = 10, 0.8
     assert meter.pulse(1.0).idle_gaps == 10
