@@ -30,8 +30,8 @@ class Meter:
     """Sums of one replica since the last pulse."""
 
     __slots__ = (
-        "_events", "_samples", "_scraped", "_told", "busy_gaps", "busy_sum_s", "events_total", "idle_gaps", "idle_sum_s",
-        "live", "prefilling", "replica_id", "tokens_per_event",
+        "_events", "_samples", "_scraped", "_told", "busy_gaps", "busy_sum_s", "events_total", "idle_gaps",
+        "idle_sum_s", "live", "prefilling", "replica_id", "tokens_per_event",
     )  # fmt: skip
 
     def __init__(self, replica_id: str) -> None:
