@@ -1,6 +1,7 @@
 # make demo    simulated replicas, the gateway and a chat load, on a fresh machine
 # make test    linters, types and all tests that need no real vLLM
 # make test-vllm   the same gateway in front of two real vLLM replicas (FOREBAY_VLLM_DIR or FOREBAY_VLLM_URLS)
+# make bench-vllm  pacing in front of real replicas, judged by the clock: wants a quiet machine
 # make bench   CPU per request and per streamed event, beside vllm-router in the same run
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BENCH_ARGS ?=
 TEST_ARGS ?=
 TEST_JOBS ?= 2
 
-.PHONY: demo test test-vllm bench lint format clean
+.PHONY: demo test test-vllm bench bench-vllm lint format clean
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,7 +36,10 @@ test: lint
 	$(BIN)/python -m pytest -m 'not vllm' -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
 test-vllm: $(VENV)/.test
-	$(BIN)/python -m pytest -m vllm tests/vllm $(TEST_ARGS)
+	$(BIN)/python -m pytest -m 'vllm and not timing' tests/vllm $(TEST_ARGS)
+
+bench-vllm: $(VENV)/.test
+	$(BIN)/python -m pytest -m timing tests/vllm $(TEST_ARGS)
 
 bench: $(VENV)/.demo
 	$(BIN)/python -m loadtests.bench $(BENCH_ARGS)
