@@ -71,6 +71,7 @@ def replicas(held: Held) -> Iterator[list[ScriptedReplica]]:
 @pytest.fixture
 def front(replicas: list[ScriptedReplica], tmp_path: Path) -> Iterator[Gateway]:
     with gateway([r.url for r in replicas], tmp_path, policy="least_request") as running:
+        wait_for(lambda: running.metric("forebay_replica_available") == 4, "all replicas are in")
         yield running
 
 
