@@ -31,7 +31,8 @@ LONG_CLIENTS, LONG_PROMPT_TOKENS = 8, 1900  # fits into one step: serve.sh allow
 TURNS, ATTEMPTS = 2, 6  # turns that count, of each arm; turns at most
 STEADY = 1.5  # the most that the machine may change over a turn
 pytestmark = pytest.mark.timing  # judged by the clock, so `make bench-vllm` runs it and `make test-vllm` does not
-UNPACED, PACED = "forebay+admission", "forebay+admission+pacing"
+# not `forebay`: it keeps long prompts and streams apart where it can, which is a remedy of its own
+UNPACED, PACED = "least_request+admission", "least_request+admission+pacing"
 PATIENT = """
 [limits]
 loop_lag_s = "none"
@@ -170,4 +171,4 @@ def test_pacing_keeps_the_time_per_token_beside_long_prompts(replicas: Replicas,
             within[name] += arm.within(objective_s)
             assert arm.served > 0
     assert within[PACED] >= 0.9 * streamed
-    assert within[UNPACED] <= 0.1 * streamed
+    assert within[UNPACED] <= 0.25 * streamed  # a replica that by chance has no long prompt keeps it
