@@ -125,7 +125,8 @@ class Exchange(Driven):
             return False
         if (deadline is not None and now >= deadline) or not proxy.budget.take(now):
             return False
-        admission.failed(self, failure.outcome)
+        if self._decision is None:
+            admission.failed(self, failure.outcome)
         if isinstance(self._decision, Shed):
             proxy.budget.give_back()
             return False
@@ -144,10 +145,9 @@ class Exchange(Driven):
         decision, self._decision = self._decision, None
         return decision
 
-    # -- one attempt ---------------------------------------------------------------------------------------------
-
     async def _attempt(self, admission: Admission, decision: Dispatch) -> tuple[Attempt, Result]:
         now = time.monotonic()
+        self._result = None  # of an attempt that the core took back while its end was looked at
         record = self.record
         record.choice_reason, record.prediction = decision.reason, decision.prediction
         record.alternatives = decision.alternatives
@@ -242,8 +242,6 @@ class Exchange(Driven):
             return True
         return False
 
-    # -- answers -------------------------------------------------------------------------------------------------
-
     def commit(self, head: Head, length: int | None, now: float) -> None:
         """The head of a streamed or long answer, unless it went out early."""
         self._comment_at = 0.0
@@ -266,9 +264,8 @@ class Exchange(Driven):
         if head.lines is not None and self.client.framed and self.scope["method"] != "HEAD":
             self.client.respond_joined(head.status, head.lines + self.record.own_lines(self.request_id, now), body)
             return
-        lines = self._headers(head.headers, now)
         length = head.get(b"content-length") if self.scope["method"] == "HEAD" else None
-        self.client.respond(head.status, lines, body, None if length is None else int(length))
+        self.client.respond(head.status, self._headers(head.headers, now), body, None if length is None else int(length))
 
     def _headers(self, given: Headers, now: float) -> Headers:
         return headers.downstream(given) + headers.split(self.record.own_lines(self.request_id, now))
@@ -312,6 +309,9 @@ class Exchange(Driven):
             return
         if isinstance(decision, Abort):
             if decision.requeue:
+                self._decision = None  # where it was to go, if it had not gone yet
+                if self._deciding:
+                    return
                 if self.relay is not None:
                     self.relay.stop()
                 self._result = Result(retry.PREEMPTED)

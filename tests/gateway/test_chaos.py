@@ -81,6 +81,21 @@ async def one(g: Running, rng: random.Random) -> str:
     return leaves
 
 
+async def opening(g: Running, fleet: Fleet, records: list[RequestRecord]) -> None:
+    """One replica refuses and patient clients come until a request has been tried twice: chance alone owes nobody that."""
+    fleet.members[0].order(Command("refuse"))
+    for nth in range(20):
+        answer = await g.http.post(
+            "/v1/completions",
+            json={"model": "sim", "prompt": f"{nth} of {WORDS}", "max_tokens": 2},
+            headers={"authorization": f"Bearer {KEYS['one']}"},
+        )
+        assert answer.status_code == 200
+        if len(records[-1].attempts) > 1:
+            break
+    fleet.members[0].order(Command("clear"))
+
+
 async def faults(fleet: Fleet, rng: random.Random) -> None:
     """One member at a time is ill, for a moment."""
     while True:
@@ -134,6 +149,7 @@ async def test_whatever_happens_nothing_is_left(policy: str, caplog: pytest.LogC
         server_log.addHandler(caplog.handler)
         keep = g.gateway.proxy.sink
         g.gateway.proxy.sink = lambda record: (records.append(record), keep(record))[1]
+        await opening(g, fleet, records)
         ill = asyncio.create_task(faults(fleet, rng))
         todo = iter(range(REQUESTS))
 
