@@ -264,8 +264,8 @@ class Exchange(Driven):
         if head.lines is not None and self.client.framed and self.scope["method"] != "HEAD":
             self.client.respond_joined(head.status, head.lines + self.record.own_lines(self.request_id, now), body)
             return
-        length = head.get(b"content-length") if self.scope["method"] == "HEAD" else None
-        self.client.respond(head.status, self._headers(head.headers, now), body, None if length is None else int(length))
+        said = head.get(b"content-length") if self.scope["method"] == "HEAD" else None
+        self.client.respond(head.status, self._headers(head.headers, now), body, None if said is None else int(said))
 
     def _headers(self, given: Headers, now: float) -> Headers:
         return headers.downstream(given) + headers.split(self.record.own_lines(self.request_id, now))

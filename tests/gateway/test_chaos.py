@@ -82,7 +82,7 @@ async def one(g: Running, rng: random.Random) -> str:
 
 
 async def opening(g: Running, fleet: Fleet, records: list[RequestRecord]) -> None:
-    """One replica refuses and patient clients come until a request has been tried twice: chance alone owes nobody that."""
+    """One replica refuses and patient clients come until a request has been tried twice: chance owes nobody that."""
     fleet.members[0].order(Command("refuse"))
     for nth in range(20):
         answer = await g.http.post(

@@ -1,4 +1,4 @@
-"""Work that the core takes back and gives out again while the request is between two decisions: the last word counts."""
+"""Work the core takes back and gives out again while the request is between two decisions: the last word counts."""
 
 from __future__ import annotations
 
