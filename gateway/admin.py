@@ -104,6 +104,8 @@ def application(
                     "role": r.role,
                     "available": control.fleet.available(r.id),
                     "draining": r.draining,
+                    "drained_by": sorted(r.drained_by),
+                    "source": control.members.origin.get(r.id, "leaving"),
                     "phase": record.phase.value,
                     "reason": record.reason,
                     "ejections_in_a_row": record.ejections,
@@ -123,10 +125,13 @@ def application(
 
     @app.delete("/admin/fleet/{replica_id:path}")
     async def remove(request: Request, replica_id: str) -> dict[str, Any]:
-        """Takes a replica out. Its open streams go on; drain it first to let them finish before you stop it."""
+        """Takes a replica out: it drains and is gone with its last request, at latest after discovery.drain_s."""
         kept = [r.model_dump() for r in control.config.replicas if r.name != replica_id]
         if len(kept) == len(control.config.replicas):
-            raise KeyError(f'replica "{replica_id}"')
+            source = control.members.origin.get(replica_id)
+            if source is None:
+                raise KeyError(f'replica "{replica_id}"')
+            raise ConfigError([f'replica "{replica_id}": is named by {source}; take it out there, or drain it here'])
         return changed(request, f"replica {replica_id} removed", control.change({"replicas": kept}, "admin: removed"))
 
     @app.post("/admin/drain/{replica_id:path}")
@@ -136,6 +141,21 @@ def application(
             raise KeyError(f'replica "{replica_id}"')
         control.fleet.drain(replica_id, draining)
         return changed(request, "drain", [f"replica {replica_id} draining: {draining}"])
+
+    @app.get("/admin/discovery")
+    async def discovery() -> list[dict[str, Any]]:
+        """Each source of replicas: how many it names, how old its last answer is, and what is wrong with it."""
+        now = control.clock()
+        return [
+            {
+                "source": name,
+                "members": r.members,
+                "age_s": None if r.read_at is None else round(now - r.read_at, 3),
+                "failures": r.failures,
+                "trouble": r.trouble,
+            }
+            for name, r in control.sources.reports.items()
+        ]
 
     # -- policy ------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ from gateway.admin import Secrets, application
 from gateway.client import Receive, Scope, Send
 from gateway.config import Config
 from gateway.control import Control, first, routing_policy
+from gateway.discovery.membership import CONFIGURATION, Member, Membership
+from gateway.discovery.sources import Sources
 from gateway.fleet import Fleet
 from gateway.gauges import Gauges, ReplicaGauges
 from gateway.health import Phase
@@ -31,7 +33,6 @@ from gateway.lag import LoopLag
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
 from gateway.record import RequestRecord
-from gateway.replica import Replica
 from gateway.scheduler import Scheduler
 from gateway.signals import Sign
 from gateway.tenants import Tenants
@@ -74,12 +75,22 @@ class Gateway:
         self.journal = Journal(config.journal, environ) if config.journal.path else None
         self.proxy = Proxy(self.scheduler, self.fleet, config, self._finished, tenants, rng)
         self.watch = Watch(self.fleet, config.health, config.scrape, rng)
+        self.members = Membership(
+            self.fleet,
+            self._in_flight,
+            self._membership_changed,
+            slow_start_s=config.health.slow_start_s,
+            environ=environ,
+        )
+        self.sources = Sources(self.members, environ, rng)
         self.lag = LoopLag(self.proxy.door.lagged)
         self.control = Control(
             proxy=self.proxy,
             scheduler=self.scheduler,
             fleet=self.fleet,
             watch=self.watch,
+            members=self.members,
+            sources=self.sources,
             metrics=self.metrics,
             path=path,
             overrides=overrides or {},
@@ -102,8 +113,9 @@ class Gateway:
     async def start(self) -> None:
         self.scheduler.start()
         self.lag.start()
-        for table in self.control.config.replicas:
-            self.fleet.add(Replica.of(table, self.control.environ))
+        config = self.control.config
+        self.members.told(CONFIGURATION, [Member(table) for table in config.replicas])
+        self.sources.configure(config.discovery)
         self.watch.sync()
 
     def drain(self) -> None:
@@ -118,6 +130,7 @@ class Gateway:
         return len(self.proxy.live)
 
     async def stop(self) -> None:
+        await self.sources.close()
         await self.watch.close()
         self.lag.stop()
         self.scheduler.stop()
@@ -161,6 +174,14 @@ class Gateway:
                 self.proxy.give_up_on(event.replica_id)
         elif isinstance(event, Returned):
             log.info("replica %s: %s", event.replica_id, "on trial" if event.half_open else "in rotation")
+
+    def _in_flight(self, replica_id: str) -> int:
+        state = self.balancer.fleet.replicas.get(replica_id)
+        return 0 if state is None else state.ledger.in_flight
+
+    def _membership_changed(self) -> None:
+        self.proxy.prune()
+        self.watch.sync()
 
     def _finished(self, record: RequestRecord) -> None:
         record.policy = self.balancer.policy.name
@@ -210,6 +231,10 @@ class Gateway:
             overloaded=self.proxy.door.shedding,
             receiving_bytes=self.proxy.door.receiving_bytes,
             door_refusals=self.proxy.door.refused,
+            sources={
+                name: (r.members, None if r.read_at is None else now - r.read_at, r.failures)
+                for name, r in self.sources.reports.items()
+            },
             journal_written=self.journal.written if self.journal else 0,
             journal_dropped=self.journal.dropped if self.journal else 0,
             config_version=self.control.versions[-1].number,

@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 
 from gateway import sections as s
 from gateway import tuning
+from gateway.discovery.tables import Discovery
 from policies import POLICIES, arms
 from policies.arms import Arm
 from policies.model import ServiceClass
@@ -48,6 +49,7 @@ class Config(s.Table):
     stream: s.Stream = s.Stream()
     retry: s.Retry = s.Retry()
     replicas: list[s.Replica] = Field(default=[])
+    discovery: Discovery = Discovery()
     policy: s.PolicyTable = s.PolicyTable()
     admission: tuning.Admission = tuning.Admission()
     pacing: tuning.Pacing = tuning.Pacing()
@@ -135,7 +137,7 @@ def build(document: Mapping[str, Any]) -> Config:
     try:
         config = Config.model_validate(document)
     except ValidationError as e:
-        raise ConfigError([_line(error) for error in e.errors()]) from None
+        raise ConfigError(lines_of(e, Config)) from None
     mistakes = list(_across(config))
     if mistakes:
         raise ConfigError(mistakes)
@@ -175,6 +177,9 @@ def _across(config: Config) -> list[str]:
             lines.append(f'replicas[{i}].id = "{replica.name}": is taken by replicas[{first}]; give it another id')
         if replica.ca_file is not None and not _is_pem(replica.ca_file):
             lines.append(f'replicas[{i}].ca_file = "{replica.ca_file}": must be a readable PEM file')
+    shared = config.discovery.ca_file
+    if shared is not None and not _is_pem(shared):
+        lines.append(f'discovery.ca_file = "{shared}": must be a readable PEM file')
     limits = config.limits
     if limits.receiving_bytes < limits.max_body_bytes:
         lines.append(
@@ -238,17 +243,22 @@ PATTERNS = {
 }
 
 
-def _line(error: ErrorDetails) -> str:
+def lines_of(error: ValidationError, root: type[BaseModel]) -> list[str]:
+    """One line per mistake in a document that should have been a `root`."""
+    return [_line(one, root) for one in error.errors()]
+
+
+def _line(error: ErrorDetails, root: type[BaseModel]) -> str:
     # "[key]" marks a mistake in the name of a table itself, as pydantic spells it
     location = [part for part in error["loc"] if part != "[key]"]
     key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         *table, wrong = location
-        nearest = _nearest(str(wrong), _keys(table))
+        nearest = _nearest(str(wrong), _keys(table, root))
         return f"{key}: unknown key; the nearest valid one is {nearest}"
     if kind == "missing":
-        return f"{key}: is missing; {_description(location)}"
+        return f"{key}: is missing; {_description(location, root)}"
     secret = "keys_sha256" in location or (location[-1:] == ["url"] and "@" in str(error["input"]))
     shown = "" if secret else f" = {_shown(error['input'])}"
     if kind in BOUNDS:
@@ -286,17 +296,17 @@ def _model(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _keys(location: Sequence[str | int]) -> list[str]:
+def _keys(location: Sequence[str | int], root: type[BaseModel]) -> list[str]:
     """Valid keys of the table at this place of the file."""
-    table: type[BaseModel] = Config
+    table = root
     for part in location:
         if isinstance(part, str) and part in table.model_fields:
             table = _model(table.model_fields[part].annotation) or table
     return list(table.model_fields)
 
 
-def _description(location: Sequence[str | int]) -> str:
-    table: type[BaseModel] = Config
+def _description(location: Sequence[str | int], root: type[BaseModel]) -> str:
+    table = root
     for part in location[:-1]:
         if isinstance(part, str) and part in table.model_fields:
             table = _model(table.model_fields[part].annotation) or table

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config import Config, ConfigError, build, load, merged
+from gateway.discovery.membership import CONFIGURATION, Member, Membership
+from gateway.discovery.sources import Sources
 from gateway.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
-from gateway.replica import Replica
 from gateway.scheduler import Scheduler
 from gateway.tenants import Tenants
 from gateway.watch import Watch
@@ -47,6 +48,8 @@ class Control:
     scheduler: Scheduler
     fleet: Fleet
     watch: Watch
+    members: Membership
+    sources: Sources
     metrics: Metrics
     path: Path | None
     overrides: Mapping[str, Any]
@@ -87,20 +90,15 @@ class Control:
         before = self.config
         changes = list(differences(before.model_dump(), config.model_dump()))
         tenants = Tenants.of(config, self.environ)
-        wanted = {table.name: (table, Replica.of(table, self.environ)) for table in config.replicas}
         arm = config.arm()
         policy = None if config.policy == before.policy else routing_policy(config)
         # from here on nothing fails
         tenants.adopt(self.proxy.tenants)
         self.proxy.configure(config, tenants)
-        known = {table.name: table for table in before.replicas}
-        for name in [n for n in self.fleet.replicas if n not in wanted or wanted[n][0] != known.get(n)]:
-            self.fleet.remove(name)
         self.fleet.health.settings = config.health
-        for name, (_, replica) in wanted.items():
-            if name not in self.fleet.replicas:
-                replica.slow_start_s = config.health.slow_start_s
-                self.fleet.add(replica)
+        self.members.slow_start_s = config.health.slow_start_s
+        self.members.told(CONFIGURATION, [Member(table) for table in config.replicas])
+        self.sources.configure(config.discovery)
         self.watch.configure(config.health, config.scrape)
         self.metrics.classes = frozenset(config.classes)
         self.scheduler.reclass(config.service_classes())

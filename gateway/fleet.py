@@ -22,6 +22,8 @@ from gateway.sections import Health as HealthTable
 from gateway.signals import Sign
 from policies.model import Added, Draining, FleetEvent, Removed, Restarted, Scraped
 
+OPERATOR = "operator"  # the usual reason to drain a replica
+
 
 @dataclass(slots=True, frozen=True)
 class Target:
@@ -48,6 +50,7 @@ class Fleet:
         self.health = FleetHealth(health)
         self.in_flight = in_flight
         self.silent = silent
+        self.awaited: set[str] = set()  # sources of replicas that have not said yet which there are
         self.version = 0  # moves when replicas or models change, for caches of the merged list
         self._sink = sink
         self._clock = clock
@@ -69,8 +72,8 @@ class Fleet:
 
     @property
     def complete(self) -> bool:
-        """Whether every replica's models are known, so that an unknown model is the client's mistake."""
-        return bool(self.replicas) and all(r.learnt for r in self.replicas.values())
+        """Whether every replica and its models are known, so that an unknown model is the client's mistake."""
+        return bool(self.replicas) and not self.awaited and all(r.learnt for r in self.replicas.values())
 
     def available(self, replica_id: str) -> bool:
         replica = self.replicas.get(replica_id)
@@ -117,13 +120,31 @@ class Fleet:
             self._sink(Removed(replica_id))
         self._emit(after)
 
-    def drain(self, replica_id: str, draining: bool = True) -> None:
-        """No new requests; what runs there finishes. Raises KeyError for an unknown id."""
-        self.replicas[replica_id].draining = draining
+    def drain(self, replica_id: str, draining: bool = True, why: str = OPERATOR) -> None:
+        """No new requests while there is a reason; what runs there finishes. Raises KeyError for an unknown id."""
+        replica = self.replicas[replica_id]
+        before = replica.draining
+        (replica.drained_by.add if draining else replica.drained_by.discard)(why)
+        if replica.draining == before:
+            return
         self.version += 1
-        self._emit(self.health.drain(replica_id, draining, self._clock()))
-        if self.replicas[replica_id].learnt:
-            self._sink(Draining(replica_id, draining))
+        self._emit(self.health.drain(replica_id, replica.draining, self._clock()))
+        if replica.learnt:
+            self._sink(Draining(replica_id, replica.draining))
+
+    def alter(self, replica_id: str, url: str, weight: float, role: str) -> None:
+        """The same replica at another address, or with another weight or part. Its cache is believed in until the
+        next scrape, which has to show the same process. Raises KeyError for an unknown id.
+        """
+        replica = self.replicas[replica_id]
+        if replica.url != url:
+            replica.url = url
+            self.health.moved(replica_id)
+        if (replica.weight, replica.role) != (weight, role):
+            replica.weight, replica.role = weight, role
+            if replica.learnt:
+                self._announce(replica)
+        self.version += 1
 
     def learn(self, replica_id: str, rows: list[Mapping[str, Any]]) -> None:
         """A replica's /v1/models was read."""

@@ -59,6 +59,7 @@ class Gauges:
     overloaded: bool = False
     receiving_bytes: int = 0
     door_refusals: dict[str, int] = field(default_factory=dict)  # by what was short
+    sources: dict[str, tuple[int, float | None, int]] = field(default_factory=dict)  # members, age, failures
     journal_written: int = 0
     journal_dropped: int = 0
     config_version: int = 0
@@ -120,5 +121,21 @@ class Gauges:
         for of, count in self.door_refusals.items():
             refusals.add_metric([of], float(count))
         yield refusals
+        yield from self._of_sources()
         yield CounterMetricFamily("forebay_journal_lines", "Journal lines written.", value=self.journal_written)
         yield CounterMetricFamily("forebay_journal_dropped", "Journal lines dropped.", value=self.journal_dropped)
+
+    def _of_sources(self) -> Iterator[Metric]:
+        members = GaugeMetricFamily("forebay_discovery_members", "Replicas that a source names.", labels=("source",))
+        age = GaugeMetricFamily(
+            "forebay_discovery_age_seconds", "Time since a source of replicas last answered.", labels=("source",)
+        )
+        failures = CounterMetricFamily(
+            "forebay_discovery_failures", "Times that a source of replicas could not be read.", labels=("source",)
+        )
+        for name, (count, age_s, failed) in self.sources.items():
+            members.add_metric([name], float(count))
+            if age_s is not None:
+                age.add_metric([name], age_s)
+            failures.add_metric([name], float(failed))
+        yield from (members, age, failures)

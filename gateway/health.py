@@ -39,6 +39,7 @@ class Beat:
     stuck_scrapes: int = 0
     stuck_since: float = 0.0
     started_at: float | None = None
+    moved: bool = False  # its address changed; the next scrape says whether the process did
     engines: dict[str, tuple[float, int, float]] = field(default_factory=dict)  # steps, scrapes stuck at it, since
 
 
@@ -107,6 +108,10 @@ class FleetHealth:
     def drain(self, replica_id: str, draining: bool, now: float) -> list[FleetEvent]:
         self.records[replica_id].draining = draining
         return self._calm(now)
+
+    def moved(self, replica_id: str) -> None:
+        """Its address changed: unless the engine says that its process is the same one, it is a new one."""
+        self.records[replica_id].beat.moved = True
 
     # -- signs -------------------------------------------------------------------------------------------------
 
@@ -277,13 +282,16 @@ class FleetHealth:
         return attempts >= s.failure_min_attempts and failures >= s.failure_share * attempts
 
     def _restarted(self, beat: Beat, values: Scraped) -> bool:
-        """A later process start, or a counter that fell."""
+        """A later process start, or a counter that fell; after a move, anything but the same process start."""
         steps = (values.iterations, values.generation_tokens)
         pairs = zip(steps, beat.steps, strict=True)
         fell = any(new is not None and old is not None and new < old for new, old in pairs)
-        moved = None not in (values.started_at, beat.started_at) and values.started_at != beat.started_at
+        known = None not in (values.started_at, beat.started_at)
+        later = known and values.started_at != beat.started_at
+        unproven = beat.moved and not known
+        beat.moved = False
         beat.started_at = values.started_at if values.started_at is not None else beat.started_at
-        return fell or moved
+        return fell or later or unproven
 
     def _stuck(self, beat: Beat, values: Scraped, in_flight: int, now: float) -> bool:
         """Requests in flight, and neither a step nor a token over three scrapes and `hang_s`."""

@@ -24,6 +24,7 @@ from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.record import RequestRecord
 from gateway.relay import Mode, Relay
+from gateway.replica import Replica
 from gateway.request_head import RequestHead
 from gateway.retry import Failure, RetryBudget
 from gateway.scheduler import Scheduler
@@ -60,6 +61,7 @@ class Proxy:
         self.bytes_per_token = BytesPerToken()
         self.live: set[Exchange] = set()
         self._pools: dict[str, Pool] = {}
+        self._pooled: dict[str, Replica] = {}  # whose connections they are
         self._makers: OrderedDict[str, str] = OrderedDict()
         self._swept_at = 0.0
         self.draining = False
@@ -155,11 +157,12 @@ class Proxy:
         replica = self.fleet.get(replica_id)
         pool = self._pools.get(replica_id)
         if replica is None:
-            if pool is not None:
-                self._pools.pop(replica_id).close()
+            self.prune()
             return None
         if pool is None or pool.url != replica.url:
+            self.prune()
             times = self.config.timeouts
+            self._pooled[replica_id] = replica
             pool = self._pools[replica_id] = Pool(
                 replica.url,
                 connect_timeout_s=times.connect_s,
@@ -168,6 +171,14 @@ class Proxy:
                 key=replica.key,
             )
         return pool
+
+    def prune(self) -> None:
+        """Lets go of the connections to replicas that are gone, moved or replaced; those in use end by themselves."""
+        for replica_id, pool in list(self._pools.items()):
+            replica = self.fleet.get(replica_id)
+            if replica is None or replica is not self._pooled[replica_id] or replica.url != pool.url:
+                self._pools.pop(replica_id).close()
+                del self._pooled[replica_id]
 
     def available(self, model: str) -> list[str]:
         """Ids of available replicas that serve the model; an empty name means any."""
@@ -272,3 +283,4 @@ class Proxy:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
+        self._pooled.clear()

@@ -32,7 +32,7 @@ class Replica:
     fixed_models: tuple[str, ...] = ()  # from the configuration; empty: asked for
     models: dict[str, Model] = field(default_factory=dict)
     learnt: bool = False  # its models are known
-    draining: bool = False
+    drained_by: set[str] = field(default_factory=set)  # reasons for which it gets nothing new
     slow_start_s: float = 0.0  # eased in over this time; zero for a replica that was there at start
 
     @classmethod
@@ -49,6 +49,10 @@ class Replica:
             models={name: Model(name) for name in fixed},
             learnt=bool(fixed),
         )
+
+    @property
+    def draining(self) -> bool:
+        return bool(self.drained_by)
 
     @property
     def host(self) -> str:

@@ -53,6 +53,8 @@ class Watch:
                 del self._tasks[replica_id]
                 self._models_read_at.pop(replica_id, None)
                 self._probed.discard(replica_id)
+                for key in [k for k in self._troubles if k[0] == replica_id]:
+                    del self._troubles[key]
                 task.cancel()
         for replica in self._fleet.replicas.values():
             if replica.id not in self._tasks:
@@ -96,12 +98,15 @@ class Watch:
     async def _scrape_loop(self, replica: Replica, http: httpx.AsyncClient) -> None:
         while True:
             s = self._scraping
+            asked = replica.url
             try:
                 values = await scrape.metrics(http, replica, s.timeout_s, self._clock)
             except scrape.ReadError as e:
                 self._said(replica, "/metrics", str(e))
             else:
                 self._said(replica, "/metrics", None)
+                if asked != replica.url:
+                    continue  # it moved meanwhile: these are the words of whoever was there before
                 if self._fleet.scraped(values):
                     log.warning("replica %s: is a new process since the last scrape; its cache is empty", replica.id)
                     self._models_read_at.pop(replica.id, None)

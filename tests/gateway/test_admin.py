@@ -212,7 +212,7 @@ async def test_a_replica_taken_from_the_file_is_gone_and_its_open_stream_ends_wh
         await g.http.delete("/admin/fleet/r0")
         texts = [(await answer).text for answer in answers]
         assert all(text.endswith("data: [DONE]\n\n") for text in texts)
-        assert g.gateway.fleet.get("r0") is None
+        await until(lambda: g.gateway.fleet.get("r0") is None)
 
 
 async def test_the_documentation_of_the_control_plane_is_there() -> None:
