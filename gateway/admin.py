@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
+from gateway import experiment_admin
 from gateway.config import ConfigError
 from gateway.control import Control
 from gateway.gauges import Gauges
@@ -177,6 +178,8 @@ def application(
             control.forget_prefixes()
             lines.append("prefix index: cleared")
         return changed(request, "policy switched", lines)
+
+    experiment_admin.mount(app, control, changed)
 
     # -- configuration -----------------------------------------------------------------------------------------
 

@@ -193,6 +193,8 @@ def admit(
     request.text = lambda: b"".join(parts).decode("utf-8", "replace")
     tighter = call.tighter
     stamp(request, service_class, ttft_s=tighter.ttft_s, tpot_s=tighter.tpot_s, e2e_s=tighter.deadline_s)
+    if proxy.experiment is not None:
+        record.assignment = proxy.experiment.assign(request, record.received_unix)
     _note(record, endpoint, request, config.policy.name)
     retried = headers.get(b"x-stainless-retry-count", b"0")  # what official clients call their own retries
     record.client_retry = int(retried) if retried.isdigit() and len(retried) < 4 else 0

@@ -25,6 +25,7 @@ from gateway.config import Config
 from gateway.control import Control, first, routing_policy
 from gateway.discovery.membership import CONFIGURATION, Member, Membership
 from gateway.discovery.sources import Sources
+from gateway.experiment import Experiments, state_path
 from gateway.fleet import Fleet
 from gateway.gauges import Gauges, ReplicaGauges
 from gateway.health import Phase
@@ -36,6 +37,7 @@ from gateway.record import RequestRecord
 from gateway.scheduler import Scheduler
 from gateway.signals import Sign
 from gateway.tenants import Tenants
+from gateway.trial import Trial
 from gateway.watch import Watch
 from policies.core import Balancer
 from policies.model import Ejected, FleetEvent, Returned, Shed
@@ -84,6 +86,7 @@ class Gateway:
         )
         self.sources = Sources(self.members, environ, rng)
         self.lag = LoopLag(self.proxy.door.lagged)
+        self.experiments = Experiments(self.scheduler, state_path(config), self._assign_by)
         self.control = Control(
             proxy=self.proxy,
             scheduler=self.scheduler,
@@ -92,6 +95,7 @@ class Gateway:
             members=self.members,
             sources=self.sources,
             metrics=self.metrics,
+            experiments=self.experiments,
             path=path,
             overrides=overrides or {},
             versions=[first(config, "start")],
@@ -117,6 +121,7 @@ class Gateway:
         self.members.told(CONFIGURATION, [Member(table) for table in config.replicas])
         self.sources.configure(config.discovery)
         self.watch.sync()
+        self.experiments.begin(self.control.config)
 
     def drain(self) -> None:
         """Not ready any more; who is held is told to go elsewhere; what runs may finish."""
@@ -132,6 +137,7 @@ class Gateway:
     async def stop(self) -> None:
         await self.sources.close()
         await self.watch.close()
+        await self.experiments.end()
         self.lag.stop()
         self.scheduler.stop()
         self.proxy.close()
@@ -184,10 +190,15 @@ class Gateway:
         self.watch.sync()
 
     def _finished(self, record: RequestRecord) -> None:
-        record.policy = self.balancer.policy.name
+        record.policy = self.experiments.policy_of(record.arm)
+        if record.assignment is not None:
+            self.experiments.finished(record, record.assignment)
         self.metrics.record(record)
         if self.journal is not None:
             self.journal.write(record)
+
+    def _assign_by(self, trial: Trial | None) -> None:
+        self.proxy.experiment = trial
 
     def gauges(self) -> Gauges:
         """Everything that /metrics reads at scrape time."""

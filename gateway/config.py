@@ -15,17 +15,19 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from gateway import experiment_table, tuning
 from gateway import sections as s
-from gateway import tuning
 from gateway.discovery.tables import Discovery
 from policies import POLICIES, arms
 from policies.arms import Arm
 from policies.model import ServiceClass
+
+TableT = TypeVar("TableT", bound=BaseModel)
 
 
 class ConfigError(Exception):
@@ -56,6 +58,8 @@ class Config(s.Table):
     working_set: tuning.WorkingSet = tuning.WorkingSet()
     kv: tuning.Kv = tuning.Kv()
     priors: tuning.Priors = tuning.Priors()
+    experiment: experiment_table.Experiment | None = None
+    shadow: experiment_table.Shadow = experiment_table.Shadow()
     classes: dict[s.Name, s.ClassTable] = Field(default=s.CLASSES, validate_default=False)
     tenants: dict[s.Name, s.Tenant] = Field(default={})
     scrape: s.Scrape = s.Scrape()
@@ -144,6 +148,14 @@ def build(document: Mapping[str, Any]) -> Config:
     return config
 
 
+def checked(table: type[TableT], document: Mapping[str, Any], key: str) -> TableT:
+    """One table that does not come from a file. Raises ConfigError with every mistake."""
+    try:
+        return table.model_validate(document)
+    except ValidationError as e:
+        raise ConfigError([_line({**error, "loc": (key, *error["loc"])}) for error in e.errors()]) from None
+
+
 def _across(config: Config) -> list[str]:
     """Mistakes that no single table can see."""
     lines = []
@@ -186,7 +198,9 @@ def _across(config: Config) -> list[str]:
             f"limits.receiving_bytes = {limits.receiving_bytes}: "
             f"must be at least limits.max_body_bytes, which is {limits.max_body_bytes}"
         )
-    lines += _policy(config)
+    lines += (wrong := _policy(config)) + experiment_table.shadow_mistakes(config.shadow)
+    if config.experiment is not None and not wrong:
+        lines += experiment_table.mistakes(config.experiment, config.arm().settings)
     floors = sum(table.floor_share for table in config.classes.values())
     if floors > 1:
         lines.append(f"classes: the sum of floor_share is {floors:g}; it must be at most 1")

@@ -18,6 +18,7 @@ from typing import Any
 from gateway.config import Config, ConfigError, build, load, merged
 from gateway.discovery.membership import CONFIGURATION, Member, Membership
 from gateway.discovery.sources import Sources
+from gateway.experiment import Experiments
 from gateway.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
@@ -51,6 +52,7 @@ class Control:
     members: Membership
     sources: Sources
     metrics: Metrics
+    experiments: Experiments
     path: Path | None
     overrides: Mapping[str, Any]
     versions: list[Version]
@@ -88,6 +90,9 @@ class Control:
     def apply(self, config: Config, why: str) -> list[str]:
         """Makes `config` the running one; answers what changed, one `key: old -> new` per line."""
         before = self.config
+        refused = self.experiments.refuses(before, config)
+        if refused:
+            raise ConfigError(refused)
         changes = list(differences(before.model_dump(), config.model_dump()))
         tenants = Tenants.of(config, self.environ)
         arm = config.arm()
@@ -101,10 +106,13 @@ class Control:
         self.sources.configure(config.discovery)
         self.watch.configure(config.health, config.scrape)
         self.metrics.classes = frozenset(config.classes)
+        self.experiments.leave(before, config)
         self.scheduler.reclass(config.service_classes())
         if policy is not None:
             self.scheduler.use(policy)
-        self.scheduler.configure(arm.settings)
+        if self.experiments.running is None:
+            self.scheduler.configure(arm.settings)
+        self.experiments.enter(before, config)
         number = self.versions[-1].number + 1
         self.versions.append(Version(number, time.time(), why, config))
         del self.versions[: -config.admin.versions]

@@ -73,6 +73,7 @@ def line(record: RequestRecord, keyed: Keyed) -> dict[str, Any]:
         "service_class": record.service_class,
         "arm": record.arm,
         "policy": record.policy,
+        "assignment": record.assignment,
         "objectives": record.objectives,
         "streams": record.streams,
         "prompt_bytes": record.prompt_bytes,

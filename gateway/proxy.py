@@ -30,6 +30,7 @@ from gateway.retry import Failure, RetryBudget
 from gateway.scheduler import Scheduler
 from gateway.stall import Stalls
 from gateway.tenants import Tenant, Tenants
+from gateway.trial import Trial
 from gateway.upstream import Pool
 from policies.feedback import BytesPerToken
 from policies.model import ServiceClass
@@ -65,6 +66,7 @@ class Proxy:
         self._makers: OrderedDict[str, str] = OrderedDict()
         self._swept_at = 0.0
         self.draining = False
+        self.experiment: Trial | None = None  # assigns requests while one runs
         self.configure(config, tenants if tenants is not None else Tenants.of(config))
         scheduler.on_tick = self.on_tick
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from policies.designs import Assignment
 from policies.model import Alternative, Outcome, Prediction
 from policies.objectives import Objectives, Partition, Timing
 
@@ -69,6 +70,7 @@ class RequestRecord:
     service_class: str = "standard"
     arm: str | None = None
     policy: str = ""
+    assignment: Assignment | None = None  # where it stands in the experiment that ran when it came
     objectives: Objectives = _NO_OBJECTIVES
     streams: bool = True
     prompt_bytes: int = 0

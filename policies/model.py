@@ -74,6 +74,7 @@ class Request:
     shared_depth: Mapping[str, int] = field(default_factory=dict)  # replica -> chunks other gateways saw there
     tenant_weight: float = 1.0  # share against other tenants of the same class
     pinned: str | None = None  # the one replica that may take it: state of an earlier answer lives there
+    group: int | None = None  # of replicas that may take it, while an experiment divides the fleet
 
 
 @dataclass(slots=True)

@@ -74,6 +74,7 @@ def test_a_line_tells_the_whole_life_of_a_request() -> None:
         "service_class": "interactive",
         "arm": None,
         "policy": "round_robin",
+        "assignment": None,
         "objectives": {"ttft_s": 2.0, "tpot_s": 0.1, "itl_s": None, "e2e_s": None},
         "streams": True,
         "prompt_bytes": 1200,

@@ -1,0 +1,283 @@
+"""The experiments of one gateway: starts and stops them, keeps them over restarts, and watches their guard rails.
+
+While one runs, the core's policy is a `SideBySide` of its arms; the policy of the configuration listens along and takes
+over again at the end. In a switchback the core's settings change with the slice. Counts are written every few seconds
+to a file beside the journal, whole and by rename, so a crash loses seconds and never the file. Gateways need not talk:
+the same table (name, seed, arms) assigns the same keys to the same arms everywhere; each counts and judges its own
+requests, and `forebay experiment status` adds them up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway import trial as trials
+from gateway.config import Config, ConfigError
+from gateway.experiment_results import results
+from gateway.experiment_table import Experiment, core, mistakes
+from gateway.record import RequestRecord
+from gateway.scheduler import Scheduler
+from gateway.trial import Trial
+from policies import make
+from policies.designs import Assignment, Design
+from policies.policy import RoutingPolicy
+from policies.settings import Settings
+from policies.side_by_side import SideBySide
+
+SCHEMA = 1
+JUDGE_S = 1.0
+SAVE_S = 10.0
+log = logging.getLogger("forebay.experiment")
+
+
+def state_path(config: Config) -> Path | None:
+    """Beside the journal; without a journal nothing outlives the process."""
+    path = config.journal.path
+    return None if path is None else Path(path).with_name(Path(path).name + ".experiment.json")
+
+
+class Experiments:
+    """At most one runs. `on_change` is told the trial that requests are to be assigned by, or None."""
+
+    def __init__(
+        self, scheduler: Scheduler, path: Path | None, on_change: Callable[[Trial | None], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.scheduler = scheduler
+        self.path = path
+        self.wall = wall
+        self.trial: Trial | None = None  # the last one, running or ended
+        self._on_change = on_change
+        self._base: RoutingPolicy | None = None  # while one runs: what runs without it
+        self._base_settings: Settings | None = None
+        self._policies: dict[str, str] = {}  # arm: name of its policy
+        self._applied = 0  # arm whose settings the core has
+        self._saved_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def begin(self, config: Config) -> None:
+        """At the start of the process: the file's experiment, or the one that ran when the process ended."""
+        known = self._read()
+        wanted = config.experiment
+        if known is not None and (wanted is None or known.table == wanted):
+            self.trial = known
+            if known.running:
+                log.info("experiment %s goes on with what was counted before", known.plan.name)
+                self._run(known, config)
+        elif wanted is not None:
+            self.start(wanted, config)
+        self._task = asyncio.create_task(self._watch())
+
+    async def end(self) -> None:
+        """At the end of the process; what runs is resumed at the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self._save()
+
+    # -- what operators do ---------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> Trial | None:
+        trial = self.trial
+        return trial if trial is not None and trial.running else None
+
+    def check(self, table: Experiment, config: Config) -> None:
+        """Raises ConfigError with every mistake."""
+        lines = mistakes(table, config.arm().settings)
+        if lines:
+            raise ConfigError(lines)
+
+    def start(self, table: Experiment, config: Config) -> list[str]:
+        """Raises ConfigError when it cannot run, or another one does."""
+        self.check(table, config)
+        if self.running is not None:
+            raise ConfigError([f'experiment "{self.running.plan.name}" is running; stop it first'])
+        trial = self.trial = Trial(table, table.plan(self.wall()))
+        self._run(trial, config)
+        self._save()
+        return [f"experiment {table.name}: {table.design} of {', '.join(trial.plan.arms)}"]
+
+    def stop(self, why: str, arm: str | None = None) -> list[str]:
+        """Ends it, or takes one arm out of it. Raises ConfigError when none runs, KeyError for an unknown arm."""
+        trial = self.running
+        if trial is None:
+            raise ConfigError(["no experiment is running"])
+        if arm is None:
+            trial.ended_unix, trial.ended_why = self.wall(), why
+        else:
+            if arm not in trial.plan.arms:
+                raise KeyError(f'arm "{arm}"')
+            if arm == trial.plan.arms[0]:
+                raise ConfigError([f'arm "{arm}" is the control; stop the whole experiment instead'])
+            trial.stop_arm(trial.plan.arms.index(arm), why, self.wall())
+        if not trial.running:
+            self._restore()
+        self._save()
+        return [f"experiment {trial.plan.name}: {'ended' if arm is None else f'arm {arm} stopped'} ({why})"]
+
+    def weigh(self, weights: Mapping[str, float]) -> list[str]:
+        """Raises ConfigError when none runs or a weight cannot be."""
+        trial = self.running
+        if trial is None:
+            raise ConfigError(["no experiment is running"])
+        before = trial.plan.weights
+        try:
+            trial.weigh(weights, self.wall())
+        except ValueError as e:
+            raise ConfigError([str(e)]) from None
+        self._save()
+        return [f"experiment {trial.plan.name}: weights {list(before)} -> {list(trial.plan.weights)}"]
+
+    def leave(self, before: Config, after: Config) -> None:
+        """The configuration changes: its experiment is weighed anew or ends. `refuses` was asked first."""
+        trial, wanted = self.running, after.experiment
+        if trial is None or trial.table != before.experiment or wanted == before.experiment:
+            return
+        if wanted is not None and _but_weights(wanted) == _but_weights(trial.table):
+            self.weigh({arm.name: arm.weight for arm in wanted.arms})
+            trial.table = wanted
+        else:
+            self.stop("taken out of the configuration")
+
+    def enter(self, before: Config, after: Config) -> None:
+        """The configuration changed: its experiment starts."""
+        wanted = after.experiment
+        if wanted is not None and wanted != before.experiment and self.running is None:
+            self.start(wanted, after)
+
+    def refuses(self, before: Config, after: Config) -> list[str]:
+        """Why this change of configuration cannot be made now."""
+        trial = self.running
+        if trial is None:
+            return []
+        ends = trial.table == before.experiment and after.experiment != before.experiment
+        if not ends and (after.policy != before.policy or after.arm().settings != before.arm().settings):
+            return [f'experiment "{trial.plan.name}" is running: stop it before policy, admission or pacing change']
+        if not ends and after.experiment not in (None, before.experiment):
+            return [f'experiment "{trial.plan.name}" is running; stop it first']
+        return []
+
+    def results(self) -> dict[str, Any]:
+        """The last experiment, running or ended; {"state": "none"} where there never was one."""
+        return {"state": "none", "arms": []} if self.trial is None else results(self.trial, self.wall())
+
+    def document(self) -> dict[str, Any]:
+        """Its raw counts, which `forebay experiment status` adds up over gateways."""
+        return {} if self.trial is None else self.trial.document()
+
+    # -- what requests do ----------------------------------------------------------------------------------------
+
+    def finished(self, record: RequestRecord, given: Assignment) -> None:
+        if self.trial is not None:
+            self.trial.finished(record, given)
+
+    def policy_of(self, arm: str | None) -> str:
+        """Name of the policy that decided a request of this arm, or of none."""
+        own = (self._base or self.scheduler.balancer.policy).name
+        return own if arm is None else self._policies.get(arm, own)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _run(self, trial: Trial, config: Config) -> None:
+        scheduler, balancer, plan = self.scheduler, self.scheduler.balancer, trial.plan
+        base = self._base = balancer.policy
+        self._base_settings = balancer.settings
+        arms: dict[str, RoutingPolicy] = {}
+        for i, arm in enumerate(trial.table.arms):
+            same = arm.policy is None or (arm.policy == base.name and arm.settings == config.policy.settings)
+            seed = plan.seed + i if config.policy.seed is not None else None
+            arms[arm.name] = base if same else make(arm.policy or base.name, arm.settings, random.Random(seed))
+        self._policies = {name: policy.name for name, policy in arms.items()}
+        groups = plan.groups if plan.design is Design.PARTITION else None
+        scheduler.use(SideBySide(arms, plan.arms[0], groups, base))
+        self._applied = -1
+        self._turn(trial)
+        self._on_change(trial)
+
+    def _restore(self) -> None:
+        self._on_change(None)
+        if self._base is not None and self._base_settings is not None:
+            self.scheduler.use(self._base)
+            self.scheduler.configure(self._base_settings)
+        self._base = self._base_settings = None
+
+    def _turn(self, trial: Trial) -> None:
+        """A switchback whose arms differ in admission or pacing: the core gets the settings of the arm whose turn it
+        is. Requests that still wait are decided by them too, which is what the wash of a slice is for."""
+        if trial.plan.design is not Design.SWITCHBACK or self._base_settings is None:
+            return
+        arm = trial.plan.active(self.wall())
+        if arm != self._applied:
+            self._applied = arm
+            changed = core(self._base_settings, trial.table.arms[arm].core)
+            if changed != self.scheduler.balancer.settings:
+                self.scheduler.configure(changed)
+
+    def tick(self) -> None:
+        """What time brings: turns, guard rails, the end, the state file."""
+        trial = self.running
+        if trial is None:
+            return
+        now = self.wall()
+        self._turn(trial)
+        found = trial.judge()
+        if found is not None:
+            name = trial.plan.arms[found.arm]
+            log.warning("experiment %s: arm %s is stopped: %s", trial.plan.name, name, found.reason)
+            self.stop(f"guard rail: {found.reason}", name)
+        elif trial.table.hours is not None and now - trial.plan.started_unix >= trial.table.hours * 3600.0:
+            self.stop(f"its {trial.table.hours:g} hours are over")
+        elif now - self._saved_at >= SAVE_S:
+            self._save()
+
+    async def _watch(self) -> None:
+        while True:
+            trial = self.running
+            wait = JUDGE_S
+            if trial is not None and trial.plan.design is Design.SWITCHBACK:
+                wait = min(wait, trial.plan.moment(self.wall()).left_s + 0.001)
+            await asyncio.sleep(wait)
+            try:
+                self.tick()
+            except Exception:
+                log.exception("the experiment could not be judged")
+
+    def _save(self) -> None:
+        self._saved_at = self.wall()
+        if self.path is None or self.trial is None:
+            return
+        part = self.path.with_name(self.path.name + ".part")
+        try:
+            part.write_bytes(orjson.dumps({"schema": SCHEMA, **self.trial.document()}))
+            part.replace(self.path)
+        except OSError as e:
+            log.error("experiment: its counts cannot be kept in %s: %s", self.path, e.strerror)
+
+    def _read(self) -> Trial | None:
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            document = orjson.loads(self.path.read_bytes())
+            if document["schema"] != SCHEMA:
+                raise ValueError(f"schema {document['schema']}; {SCHEMA} would be right")
+            return trials.read(document)
+        except (OSError, KeyError, TypeError, ValueError) as e:
+            log.error("experiment: %s cannot be read and is left alone: %s", self.path, e)
+            self.path = None
+            return None
+
+
+def _but_weights(table: Experiment) -> dict[str, Any]:
+    shown = table.model_dump()
+    return {**shown, "arms": [{**arm, "weight": 1.0} for arm in shown["arms"]]}

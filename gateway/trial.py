@@ -1,0 +1,208 @@
+"""One experiment that runs: who is assigned to what, and what became of it.
+
+Fed at both ends of a request: `assign` on arrival, `finished` with its record. Everything between is the core's. A
+request counts once, whatever its attempts; shed and late ones stay in the denominator; what the client itself got
+wrong (4xx) stays out of both arms. Strata (service class, length of the prompt) are counted beside the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gateway.experiment_table import Experiment
+from gateway.record import RequestRecord
+from policies.clusters import Clusters
+from policies.designs import Assigner, Assignment, Design, Plan, weighed, without
+from policies.effects import Counts
+from policies.guard import BIN_S, Breach, breach
+from policies.model import Outcome, Request
+from policies.objectives import Partition
+
+ERRORS = frozenset({Partition.ERROR_HTTP, Partition.ERROR_TRANSPORT, Partition.TRUNCATED})
+PROMPTS = ((1024, "below 1k"), (4096, "1k to 4k"), (16384, "4k to 16k"), (math.inf, "16k and more"))
+PACE_MOST = 10.0  # a stalled stream must not decide a mean: at most so many times its objective
+PLAIN_TPOT_S = 0.1  # stands in where a request has no TPOT objective
+MOST_STRATA = 24  # classes come from the configuration, so few; a bound all the same
+
+
+@dataclass(slots=True)
+class Phase:
+    """Results before weights changed: pooling two weightings would compare different hours (Simpson's paradox)."""
+
+    weights: tuple[float, ...]
+    until_unix: float
+    counts: Counts
+
+
+@dataclass(slots=True)
+class Trial:
+    """`why_stopped`: by arm name. Owned by `Experiments`."""
+
+    table: Experiment
+    plan: Plan
+    counts: Counts = field(default_factory=Counts.new)
+    strata: dict[str, Counts] = field(default_factory=dict)
+    guard: Clusters = field(default_factory=Clusters)
+    phases: list[Phase] = field(default_factory=list)
+    why_stopped: dict[str, str] = field(default_factory=dict)
+    ended_unix: float | None = None
+    ended_why: str = ""
+    keyless: int = 0  # requests that had nothing to stay with
+    assigned: int = 0
+    _assigner: Assigner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._assigner = Assigner(self.plan)
+
+    @property
+    def running(self) -> bool:
+        return self.ended_unix is None
+
+    def assign(self, request: Request, unix: float) -> Assignment | None:
+        """Writes arm and group into the request. None: it takes no part, since only one replica may have it."""
+        if request.pinned is not None:
+            return None
+        key = self._key(request)
+        self.assigned += 1
+        if key is None:
+            self.keyless += 1
+            key = f"{request.id}@{unix}"
+        found = self._assigner.assign(key, unix)
+        request.arm, request.group = self.plan.arms[found.arm], found.group
+        return found
+
+    def finished(self, record: RequestRecord, given: Assignment) -> None:
+        """Counts a request that is over. `given` is what `assign` answered."""
+        if record.outcome is Outcome.CLIENT_ERROR or not self.running:
+            return
+        partition = record.partition
+        good, error = partition is Partition.GOOD, partition in ERRORS
+        pace = record.tpot_s
+        if pace is not None:
+            pace = min(PACE_MOST, pace / (record.objectives.tpot_s or PLAIN_TPOT_S))
+        prompt = record.prompt.count or record.prompt_bytes // 4
+        size = math.log2(1.0 + prompt)
+        unit = given.bucket if self.plan.design is Design.SPLIT else int(record.received_unix / BIN_S)
+        self.guard.add((given.arm, 0), unit, good, error, pace, size)
+        if not given.counted or record.received_unix < self.plan.moved_unix:
+            return
+        self._count(self.counts, given, good, error, pace, size)
+        for name in (f"class {record.service_class}", f"prompt {_length(prompt)}"):
+            counts = self.strata.get(name)
+            if counts is None:
+                if len(self.strata) >= MOST_STRATA:
+                    continue
+                counts = self.strata[name] = Counts.new()
+            self._count(counts, given, good, error, pace, size)
+
+    def judge(self) -> Breach | None:
+        """The first arm that breaks a guard rail."""
+        rails, arms = self.table.rails(), len(self.plan.arms)
+        for arm in range(1, arms):
+            if arm not in self.plan.stopped:
+                found = breach(rails, arms, arm, self.guard)
+                if found is not None:
+                    return found
+        return None
+
+    def stop_arm(self, arm: int, why: str, unix: float) -> None:
+        """Its traffic goes to the control. With no arm left the experiment is over. What was counted stays."""
+        self._use(without(self.plan, arm, unix))
+        self.why_stopped[self.plan.arms[arm]] = why
+        if len(self.plan.stopped) == len(self.plan.arms) - 1:
+            self.ended_unix, self.ended_why = unix, why
+
+    def weigh(self, weights: Mapping[str, float], unix: float) -> None:
+        """New weights of some arms; counting begins anew. Raises ValueError for an unknown arm or a bad weight."""
+        for name, weight in weights.items():
+            if name not in self.plan.arms:
+                raise ValueError(f'arm "{name}" is not known; one of {", ".join(self.plan.arms)} would be right')
+            if not 0.0 < weight < math.inf:
+                raise ValueError(f'weight of arm "{name}" is {weight}; a number above 0 would be right')
+        if self.plan.design is Design.PARTITION:
+            raise ValueError("the groups of a partition are of matched size; its weights cannot be changed")
+        mixed = tuple(weights.get(name, w) for name, w in zip(self.plan.arms, self.plan.weights, strict=True))
+        self.phases = [*self.phases[-9:], Phase(self.plan.weights, unix, self.counts)]
+        self._use(weighed(self.plan, mixed, unix))
+        self.counts, self.strata, self.guard = Counts.new(), {}, Clusters()
+
+    def _use(self, plan: Plan) -> None:
+        self.plan = plan
+        self._assigner = Assigner(plan)
+
+    def _key(self, request: Request) -> str | None:
+        key = self.table.key
+        if key == "session":
+            return request.session
+        return request.tenant if key == "tenant" else None
+
+    def _count(
+        self, counts: Counts, given: Assignment, good: bool, error: bool, pace: float | None, size: float
+    ) -> None:
+        if self.plan.design is Design.SPLIT:
+            counts.buckets.add((given.arm, 0), given.bucket, good, error, pace, size)
+            if not self.plan.swings:
+                return
+        counts.blocks.add((given.arm, given.level), given.block, good, error, pace, size)
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for the state file, as `read` takes them."""
+        plan = self.plan
+        return {
+            "table": self.table.model_dump(),
+            "started_unix": plan.started_unix,
+            "moved_unix": plan.moved_unix,
+            "weights": plan.weights,
+            "stopped": sorted(plan.stopped),
+            "why_stopped": self.why_stopped,
+            "ended_unix": self.ended_unix,
+            "ended_why": self.ended_why,
+            "keyless": self.keyless,
+            "assigned": self.assigned,
+            "counts": _written(self.counts),
+            "strata": {name: _written(counts) for name, counts in self.strata.items()},
+            "guard": self.guard.document(),
+            "phases": [
+                {"weights": p.weights, "until_unix": p.until_unix, "counts": _written(p.counts)} for p in self.phases
+            ],
+        }
+
+
+def read(document: Mapping[str, Any]) -> Trial:
+    """Raises KeyError, TypeError or ValueError for what `Trial.document` did not write."""
+    table = Experiment.model_validate(document["table"])
+    plan = replace(
+        table.plan(float(document["started_unix"])),
+        weights=tuple(float(w) for w in document["weights"]),
+        stopped=frozenset(int(a) for a in document["stopped"]),
+        moved_unix=float(document["moved_unix"]),
+    )
+    ended = document["ended_unix"]
+    return Trial(
+        table,
+        plan,
+        _read(document["counts"]),
+        {str(name): _read(counts) for name, counts in document["strata"].items()},
+        Clusters.read(document["guard"]),
+        [Phase(tuple(p["weights"]), float(p["until_unix"]), _read(p["counts"])) for p in document["phases"]],
+        dict(document["why_stopped"]),
+        None if ended is None else float(ended),
+        str(document["ended_why"]),
+        int(document["keyless"]),
+        int(document["assigned"]),
+    )
+
+
+def _written(counts: Counts) -> dict[str, Any]:
+    return {"blocks": counts.blocks.document(), "buckets": counts.buckets.document()}
+
+
+def _read(document: Mapping[str, Any]) -> Counts:
+    return Counts(Clusters.read(document["blocks"]), Clusters.read(document["buckets"]))
+
+
+def _length(prompt_tokens: int) -> str:
+    return next(name for most, name in PROMPTS if prompt_tokens < most)

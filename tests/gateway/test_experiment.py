@@ -1,0 +1,189 @@
+"""An experiment as an operator runs it: start, read, weigh, stop; restarts and several gateways."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.config import ConfigError, build
+from loadtests.replica import Fleet, ReplicaSettings
+from tests.gateway.running import Running, running, until
+
+TABLE: dict[str, Any] = {
+    "name": "x",
+    "swing": 0.0,
+    "wash_s": 0.0,
+    "arms": [{"name": "control"}, {"name": "new", "policy": "least_request"}],
+}
+
+
+@pytest.fixture
+async def sim() -> AsyncIterator[Fleet]:
+    async with Fleet.of(ReplicaSettings(time_scale=50.0), 2) as fleet:
+        yield fleet
+
+
+async def ask(g: Running, sessions: int = 12) -> None:
+    for i in range(sessions):
+        answer = await g.http.post(
+            "/v1/chat/completions",
+            json={"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+            headers={"x-session-id": f"s{i}"},
+        )
+        assert answer.status_code == 200
+
+
+async def results(g: Running) -> dict[str, Any]:
+    found: dict[str, Any] = (await g.http.get("/admin/experiment")).json()
+    return found
+
+
+def arms_of(lines: list[dict[str, Any]]) -> dict[str, str]:
+    return {line["session"]: line["arm"] for line in lines}
+
+
+async def test_arms_are_assigned_by_session_recorded_and_counted(sim: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    async with running(*sim.urls, journal={"path": str(path)}) as g:
+        assert (await results(g)) == {"state": "none", "arms": []}
+        assert (await g.http.post("/admin/experiment", json=TABLE)).status_code == 200
+        await ask(g)
+        await ask(g)
+        await until(lambda: g.gateway.journal is not None and g.gateway.journal.written >= 24)
+        told = await results(g)
+    lines = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    assert {line["arm"] for line in lines} == {"control", "new"}
+    assert {(line["arm"], line["policy"]) for line in lines} == {("control", "round_robin"), ("new", "least_request")}
+    assert len(arms_of(lines)) == 12
+    assert len({(line["session"], line["arm"]) for line in lines}) == 12  # sticky
+    assert told["state"] == "running"
+    assert [arm["name"] for arm in told["arms"]] == ["control", "new"]
+    assert sum(arm["requests"] for arm in told["arms"]) == 24
+    assert [arm["attainment"] for arm in told["arms"]] == [1.0, 1.0]
+    assert told["arms"][1]["difference"]["estimate"] == 0.0
+
+
+async def test_another_gateway_assigns_the_same_sessions_to_the_same_arms(sim: Fleet, tmp_path: Path) -> None:
+    seen = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.jsonl"
+        environ = {"FOREBAY_JOURNAL_SECRET": "same"}
+        async with running(*sim.urls, environ=environ, journal={"path": str(path)}, experiment=TABLE) as g:
+            await ask(g)
+            await until(lambda g=g: g.gateway.journal is not None and g.gateway.journal.written >= 12)  # type: ignore[misc]
+        seen.append(arms_of([orjson.loads(line) for line in path.read_bytes().splitlines()]))
+    assert seen[0] == seen[1]
+
+
+async def test_counts_and_a_stopped_arm_survive_a_restart(sim: Fleet, tmp_path: Path) -> None:
+    journal = {"path": str(tmp_path / "journal.jsonl")}
+    async with running(*sim.urls, journal=journal) as g:
+        await g.http.post("/admin/experiment", json=TABLE)
+        await ask(g)
+        before = await results(g)
+    async with running(*sim.urls, journal=journal) as g:
+        after = await results(g)
+        assert [arm["requests"] for arm in after["arms"]] == [arm["requests"] for arm in before["arms"]]
+        assert after["started_unix"] == before["started_unix"]
+        await ask(g)
+        assert sum(arm["requests"] for arm in (await results(g))["arms"]) == 24
+        assert (await g.http.post("/admin/experiment/stop?arm=new&why=enough")).status_code == 200
+    async with running(*sim.urls, journal=journal) as g:
+        after = await results(g)
+        assert (after["state"], after["ended_why"]) == ("ended", "enough")
+        assert after["arms"][1]["stopped_why"] == "enough"
+        await ask(g)
+        assert sum(arm["requests"] for arm in (await results(g))["arms"]) == 24
+
+
+async def test_stopping_gives_all_traffic_back_to_the_policy_of_the_configuration(sim: Fleet) -> None:
+    async with running(*sim.urls, experiment=TABLE) as g:
+        own = g.gateway.balancer.policy
+        assert own.name == "experiment"
+        await ask(g)
+        assert (await g.http.post("/admin/experiment/stop")).status_code == 200
+        assert g.gateway.balancer.policy.name == "round_robin"
+        await ask(g)
+        assert sum(arm["requests"] for arm in (await results(g))["arms"]) == 12
+        again = await g.http.post("/admin/experiment/stop")
+        assert (again.status_code, again.json()) == (400, {"errors": ["no experiment is running"]})
+
+
+async def test_new_weights_begin_a_new_count_and_keep_the_old_one(sim: Fleet) -> None:
+    async with running(*sim.urls, experiment=TABLE) as g:
+        await ask(g)
+        answer = await g.http.put("/admin/experiment/weights", json={"new": 3})
+        assert answer.json()["changed"] == ["experiment x: weights [1.0, 1.0] -> [1.0, 3]"]
+        told = await results(g)
+        assert [arm["weight"] for arm in told["arms"]] == [1.0, 3]
+        assert sum(arm["requests"] for arm in told["arms"]) == 0
+        assert sum(arm["requests"] for arm in told["phases"][0]["arms"]) == 12
+        wrong = await g.http.put("/admin/experiment/weights", json={"nobody": 3})
+        assert wrong.json()["errors"] == ['arm "nobody" is not known; one of control, new would be right']
+
+
+async def test_the_policy_cannot_change_under_a_running_experiment(sim: Fleet) -> None:
+    async with running(*sim.urls, experiment=TABLE) as g:
+        refused = await g.http.put("/admin/policy", json={"name": "least_request"})
+        assert refused.status_code == 400
+        assert "stop it before policy, admission or pacing change" in refused.json()["errors"][0]
+        assert (await g.http.post("/admin/experiment", json=TABLE)).status_code == 400
+        ended = await g.http.patch("/admin/config", json={"experiment": None, "policy": {"name": "least_request"}})
+        assert ended.status_code == 200
+        assert g.gateway.balancer.policy.name == "least_request"
+
+
+async def test_a_switchback_turns_the_settings_of_the_core_and_gives_them_back(sim: Fleet) -> None:
+    table = {
+        **TABLE,
+        "design": "switchback",
+        "slice_s": 60.0,
+        "arms": [{"name": "paced"}, {"name": "free", "core": {"pacing": True, "pace": 0.5}}],
+    }
+    async with running(*sim.urls) as g:
+        now = [1_800_000_030.0]
+        experiments = g.gateway.experiments
+        experiments.wall = lambda: now[0]
+        assert (await g.http.post("/admin/experiment", json=table)).status_code == 200
+        seen = set()
+        for _ in range(8):
+            experiments.tick()
+            seen.add((g.gateway.balancer.settings.pacing, g.gateway.balancer.settings.pace))
+            now[0] += 60.0
+        assert seen == {(False, None), (True, 0.5)}
+        await g.http.post("/admin/experiment/stop")
+        assert (g.gateway.balancer.settings.pacing, g.gateway.balancer.settings.pace) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"arms": []}, "experiment.arms: 0 arms; 2 to 8 would be right, the first is the control"),
+        ({"wash_s": 120.0, "swing": 0.5}, "experiment.wash_s = 120: must be below slice_s, which is 120"),
+        (
+            {"arms": [{"name": "a"}, {"name": "a"}]},
+            'experiment.arms[1].name = "a": is taken by arms[0]',
+        ),
+        (
+            {"arms": [{"name": "a"}, {"name": "b", "core": {"pacing": False}}]},
+            'experiment.arms[1].core: arms share one queue here; only design = "switchback" can change it',
+        ),
+        (
+            {"design": "partition", "arms": [{"name": "a"}, {"name": "b", "weight": 2.0}]},
+            "experiment.arms: the groups of a partition are of matched size, so all weights must be equal",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_says_why(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"experiment": {**TABLE, **change}})
+    assert caught.value.lines == [line]
+
+
+def test_an_arm_with_a_suffix_is_told_where_that_is_switched() -> None:
+    with pytest.raises(ConfigError, match="admission and pacing are switched in core"):
+        build({"experiment": {**TABLE, "arms": [{"name": "a"}, {"name": "b", "policy": "round_robin+pacing"}]}})
