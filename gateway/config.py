@@ -153,7 +153,7 @@ def checked(table: type[TableT], document: Mapping[str, Any], key: str) -> Table
     try:
         return table.model_validate(document)
     except ValidationError as e:
-        raise ConfigError([_line({**error, "loc": (key, *error["loc"])}) for error in e.errors()]) from None
+        raise ConfigError([_line({**one, "loc": (key, *one["loc"])}, Config) for one in e.errors()]) from None
 
 
 def _across(config: Config) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,4 +62,4 @@ def test_the_order_of_a_block_holds_each_arm_once(seed: int, block: int, n: int)
 def test_orders_of_two_arms_are_even_and_not_in_turn() -> None:
     firsts = [order(1, block, 2)[0] for block in range(1000)]
     assert sum(firsts) == pytest.approx(500, abs=50)
-    assert sum(a != b for a, b in zip(firsts, firsts[1:], strict=False)) == pytest.approx(500, abs=50)
+    assert sum(a != b for a, b in pairwise(firsts)) == pytest.approx(500, abs=50)
