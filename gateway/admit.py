@@ -200,6 +200,8 @@ def admit(
     record.client_retry = int(retried) if retried.isdigit() and len(retried) < 4 else 0
     if config.journal.prompt_samples:
         record.sample = body
+    if proxy.prefixes is not None and request.chain:
+        proxy.prefixes.admitted(endpoint.api.value, call, parts, request, record)
     candidates = proxy.available(name) if endpoint.kind is Kind.CHEAP else None
     if candidates is not None:
         random.shuffle(candidates)

@@ -19,6 +19,7 @@ from typing import Any
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
+from gateway import prefixes
 from gateway.admin import Secrets, application
 from gateway.client import Receive, Scope, Send
 from gateway.config import Config
@@ -32,6 +33,7 @@ from gateway.health import Phase
 from gateway.journal import Journal
 from gateway.lag import LoopLag
 from gateway.metrics import Metrics
+from gateway.prefixes import Prefixes
 from gateway.proxy import Proxy
 from gateway.record import RequestRecord
 from gateway.scheduler import Scheduler
@@ -76,6 +78,8 @@ class Gateway:
         )
         self.journal = Journal(config.journal, environ) if config.journal.path else None
         self.proxy = Proxy(self.scheduler, self.fleet, config, self._finished, tenants, rng)
+        self.prefixes = Prefixes(config.prefixes) if config.prefixes.enabled else None
+        self.proxy.prefixes = self.prefixes
         self.watch = Watch(self.fleet, config.health, config.scrape, rng)
         self.members = Membership(
             self.fleet,
@@ -103,6 +107,8 @@ class Gateway:
         )
         registry = CollectorRegistry()
         registry.register(self.metrics)
+        if self.prefixes is not None:
+            registry.register(self.prefixes)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         secrets = Secrets(
@@ -111,6 +117,7 @@ class Gateway:
         )
         self.secrets = secrets
         self.admin = application(self.control, registry, self.gauges, secrets, own_version())
+        prefixes.mount(self.admin, self.prefixes)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -139,6 +146,8 @@ class Gateway:
         await self.watch.close()
         await self.experiments.end()
         self.lag.stop()
+        if self.prefixes is not None:
+            self.prefixes.stop()
         self.scheduler.stop()
         self.proxy.close()
         if self.journal is not None:
@@ -194,6 +203,8 @@ class Gateway:
         if record.assignment is not None:
             self.experiments.finished(record, record.assignment)
         self.metrics.record(record)
+        if self.prefixes is not None and record.cacheable_tokens is not None:
+            self.prefixes.finished(record)
         if self.journal is not None:
             self.journal.write(record)
 

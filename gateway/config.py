@@ -65,6 +65,7 @@ class Config(s.Table):
     scrape: s.Scrape = s.Scrape()
     health: s.Health = s.Health()
     journal: s.Journal = s.Journal()
+    prefixes: s.Prefixes = s.Prefixes()
     metrics: s.Metrics = s.Metrics()
     admin: s.Admin = s.Admin()
 

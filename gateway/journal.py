@@ -80,6 +80,7 @@ def line(record: RequestRecord, keyed: Keyed) -> dict[str, Any]:
         "prompt_tokens": [record.prompt.count, record.prompt.source],
         "completion_tokens": [record.completion.count, record.completion.source],
         "cached_tokens": [record.cached.count, record.cached.source],
+        "cacheable_tokens": record.cacheable_tokens,
         "chain": keyed.chain(record.chain),
         "unmatched": record.unmatched,
         "attempts": [

@@ -22,6 +22,7 @@ from gateway.endpoints import Kind
 from gateway.errors import Code, GatewayError
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
+from gateway.prefixes import Prefixes
 from gateway.record import RequestRecord
 from gateway.relay import Mode, Relay
 from gateway.replica import Replica
@@ -58,6 +59,7 @@ class Proxy:
         self.rng = rng or random.Random()
         self.door = Door(config.limits)
         self.stalls = Stalls()
+        self.prefixes: Prefixes | None = None  # who wants to see admitted requests
         self.budget = RetryBudget(config.retry.budget_share, config.retry.budget_per_s)
         self.bytes_per_token = BytesPerToken()
         self.live: set[Exchange] = set()

@@ -78,7 +78,9 @@ class RequestRecord:
     completion: Tokens = _NO_TOKENS
     cached: Tokens = _NO_TOKENS
     chain: tuple[int, ...] = ()
+    cacheable_tokens: int | None = None  # what one endless cache would have had; None: no prefix chain
     unmatched: Unmatched | None = None
+    sampled: Any = None  # where `prefixes.py` counts its tokens, when it looked into this request
     attempts: list[Attempt]
     client_retry: int = 0  # x-stainless-retry-count of official clients: counted apart
     choice_reason: str = ""  # affinity, spill, cold, ... of the last dispatch

@@ -270,6 +270,17 @@ class Journal(Table):
     """Writes prompt text into the journal; off unless its readers may see what users write."""
 
 
+class Prefixes(Table):
+    enabled: bool = True
+    """Finds prompt families and what keeps their prompts from being shared; sees what has a prefix chain."""
+    cpu_share: Annotated[float, Field(gt=0, le=0.5)] = 0.01
+    """Most of one core that looking into prompts may take; of more only a sample is looked at."""
+    families: int = Field(default=200, ge=1, le=10_000)
+    """Families kept."""
+    samples: bool = False
+    """Shows 80 bytes of prompt around each split; off unless its readers may see what users write."""
+
+
 class Metrics(Table):
     token_env: str | None = None
     """Environment variable with the bearer token for /metrics; left out: open."""

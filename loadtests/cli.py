@@ -19,6 +19,7 @@ import typer
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("gateway.cli", "Gateway"),
     "check": ("gateway.cli", "Gateway"),
+    "prefixes": ("gateway.prefix_table", "Gateway"),
     "demo": ("loadtests.demo", "Start here"),
     "replica": ("loadtests.replica", "Simulated replicas"),
     "calibrate": ("loadtests.calibrate", "Simulated replicas"),

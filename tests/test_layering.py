@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PURE_PACKAGES = {"policies", "uhashring", "xxhash"}
 PURE_STDLIB = {
     "__future__", "abc", "array", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq",
-    "itertools", "math", "operator", "random", "statistics", "struct", "typing", "types", "unicodedata",
+    "itertools", "math", "operator", "random", "re", "statistics", "struct", "typing", "types", "unicodedata",
 }  # fmt: skip
 MAY_IMPORT = {"policies": {"policies"}, "gateway": {"gateway", "policies"}}
 

@@ -81,6 +81,7 @@ def test_a_line_tells_the_whole_life_of_a_request() -> None:
         "prompt_tokens": [300, "usage"],
         "completion_tokens": [11, "usage"],
         "cached_tokens": [256, "usage"],
+        "cacheable_tokens": None,
         "chain": keyed.chain((11, 22, 33)),
         "unmatched": {"kind": "user", "path": "messages[1].content", "offset": 512},
         "attempts": [

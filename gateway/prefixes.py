@@ -1,0 +1,242 @@
+"""The shell around prompt families: which requests are looked into, when, and where their tokens are counted.
+
+Every admitted request with a chain costs a few dictionary lookups here. The few that are worth a look are queued with
+their canonical parts (`MOST_WAITING`, each of at most 1 MB) and judged from a timer, one at a time: after one that
+took t seconds of CPU the next waits t / cpu_share, so looking costs at most that share of a core and never delays the
+event that brought the request. What finds no room is counted on the next sample of its kind. No text outlives the
+look, unless `samples` is on. Tokens are counted when a request ends well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.record import RequestRecord, TokenSource, Unmatched
+from gateway.sections import Prefixes as PrefixesTable
+from policies import canonical
+from policies.families import Families, Family, Sample
+from policies.model import Outcome, Request
+from policies.phrases import phrases
+from policies.places import path
+from policies.prefix_report import report
+
+if TYPE_CHECKING:
+    from gateway.openai import Call
+
+MOST_WAITING = 16
+MOST_BODY_BYTES = 1 << 20
+LEAST_WAIT_S = 0.02
+AROUND = 40  # bytes on either side of a split, where samples are on
+TOTALS = ("requests", "prompt", "measured_prompt", "cached", "predicted", "cacheable")
+log = logging.getLogger("forebay.prefixes")
+
+
+@dataclass(slots=True)
+class _Waiting:
+    api: str
+    document: Mapping[str, Any]
+    parts: list[bytes]
+    request: Request
+    record: RequestRecord
+    known_bytes: int
+    weight: int
+    leaky: Any  # the stratum, which is told
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Where the tokens of a sampled request go; `ended` holds them when it ended before it was judged."""
+
+    weight: int
+    family: Family | None = None
+    ended: tuple[float, ...] | None = None
+
+
+class Prefixes(Collector):
+    """One per process, on one event loop."""
+
+    def __init__(self, settings: PrefixesTable) -> None:
+        self.settings = settings
+        self.families = Families(random.Random(), settings.families)
+        self.models: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(TOTALS))
+        self.tenants: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(TOTALS))
+        self.lost: defaultdict[str, float] = defaultdict(float)  # tokens, by kind of leak
+        self.cpu_s = 0.0
+        self.passed_over = 0
+        self._seed = secrets.randbits(63)
+        self._waiting: deque[_Waiting] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._since = time.monotonic()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def admitted(self, api: str, call: Call, parts: list[bytes], request: Request, record: RequestRecord) -> None:
+        """A request with a prefix chain was let in."""
+        arrival = self.families.arrived(request.chain, request.prompt_bytes, request.prompt_tokens)
+        record.cacheable_tokens = arrival.cacheable_tokens
+        if not arrival.wanted or call.document is None:
+            return
+        if len(self._waiting) >= MOST_WAITING or len(call.body) > MOST_BODY_BYTES:
+            self.passed_over += 1
+            return
+        weight = arrival.stratum.take()
+        record.sampled = _Counted(weight)
+        self._waiting.append(
+            _Waiting(api, call.document, parts, request, record, arrival.known_bytes, weight, arrival.stratum)
+        )
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LEAST_WAIT_S, self._look)
+
+    def finished(self, record: RequestRecord) -> None:
+        """The end of a request that was admitted here."""
+        if record.outcome is not Outcome.SUCCESS:
+            record.sampled = None
+            return
+        prompt = float(record.prompt.count or 0)
+        measured = record.cached.source is TokenSource.USAGE and record.cached.count is not None
+        cached = float(record.cached.count or 0) if measured else 0.0
+        predicted = 0.0 if record.prediction is None else float(record.prediction.cached_tokens)
+        # chunks are coarser than an engine's blocks: what was cached was cacheable
+        cacheable = max(cached, min(float(record.cacheable_tokens or 0), prompt))
+        record.cacheable_tokens = int(cacheable)
+        tokens = (1.0, prompt, prompt if measured else 0.0, cached, predicted, cacheable)
+        for sums in (self.models[record.model], self.tenants[record.tenant or ""]):
+            for i, value in enumerate(tokens):
+                sums[i] += value
+        if record.chain and record.completion.count and prompt:
+            answer_bytes = record.completion.count * record.prompt_bytes / prompt
+            self.families.answered(record.chain, record.prompt_bytes + int(answer_bytes))
+        counted: _Counted | None = record.sampled
+        if counted is not None:
+            weighted = tuple(counted.weight * value for value in tokens)
+            if counted.family is None:
+                counted.ended = weighted
+            else:
+                self.families.counted(counted.family, time.monotonic(), *weighted)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._waiting.clear()
+
+    def _look(self) -> None:
+        self._timer = None
+        waiting = self._waiting.popleft()
+        begun = time.thread_time()
+        try:
+            self._judge(waiting)
+        except Exception:
+            log.exception("a prompt of request %s could not be judged", waiting.record.request_id)
+        took = time.thread_time() - begun
+        self.cpu_s += took
+        if self._waiting:
+            wait_s = max(LEAST_WAIT_S, took / self.settings.cpu_share)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _judge(self, waiting: _Waiting) -> None:
+        parts, request, record = waiting.parts, waiting.request, waiting.record
+        stream = b"".join(parts)
+        sample = Sample(
+            phrases(parts, waiting.document, self._seed),
+            self._seed,
+            request.adapter or request.model,
+            request.tenant,
+            waiting.known_bytes,
+            request.prompt_tokens / max(1, request.prompt_bytes),
+            text=lambda start, size: stream[start : start + size],
+            path=lambda field, tool: path(waiting.api, waiting.document, parts, field, tool),
+            salted=lambda field: canonical.KINDS[parts[2 * field + 1][1]] == "cache_salt",
+        )
+        now = time.monotonic()
+        family, rows = self.families.judge(sample, waiting.weight, now)
+        waiting.leaky.leaky |= bool(rows)
+        for row, tokens in rows:
+            self.lost[row.kind] += tokens
+            if self.settings.samples:
+                row.around = stream[max(0, row.start - AROUND) : row.start + AROUND].decode("utf-8", "replace")
+        if rows:
+            first = rows[0][0]
+            record.unmatched = Unmatched(first.kind, first.path, first.start)
+        counted: _Counted | None = record.sampled
+        if counted is not None:
+            counted.family = family
+            if counted.ended is not None:
+                self.families.counted(family, now, *counted.ended)
+
+    # -- telling -----------------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Everything `forebay prefixes` and the live page show."""
+        now = time.monotonic()
+        return {
+            "since_s": round(now - self._since, 1),
+            "models": {name or "-": _told(sums) for name, sums in self.models.items()},
+            "tenants": {name or "-": _told(sums) for name, sums in self.tenants.items()},
+            **report(self.families, now),
+            "passed_over": self.passed_over,
+            "cpu_s": round(self.cpu_s, 4),
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Labels: models and tenants that the gateway serves, kinds of leaks; a family is never a label."""
+        for label, totals in (("model", self.models), ("tenant", self.tenants)):
+            family = CounterMetricFamily(
+                f"forebay_prefix_{label}_tokens",
+                "Prompt tokens of good ends: all, of known cached part, cached, believed cached, in an endless cache.",
+                labels=(label, "of"),
+            )
+            for name, sums in totals.items():
+                for of, value in zip(TOTALS[1:], sums[1:], strict=True):
+                    family.add_metric([name, of], value)
+            yield family
+        lost = CounterMetricFamily(
+            "forebay_prefix_lost_tokens", "Prompt tokens not shared because of a leak, estimated.", labels=("leak",)
+        )
+        for kind, value in self.lost.items():
+            lost.add_metric([kind], value)
+        yield lost
+        yield CounterMetricFamily("forebay_prefix_samples", "Prompts looked into.", value=self.families.samples)
+        yield CounterMetricFamily("forebay_prefix_cpu_seconds", "CPU time that took.", value=self.cpu_s)
+        families = float(len(self.families.families))
+        yield GaugeMetricFamily("forebay_prefix_families", "Prompt families known.", value=families)
+
+
+def _told(sums: list[float]) -> dict[str, Any]:
+    requests, prompt, measured, cached, predicted, cacheable = sums
+    return {
+        "requests": int(requests),
+        "prompt_tokens": int(prompt),
+        "cached_tokens": int(cached),
+        "predicted_tokens": int(predicted),
+        "cacheable_tokens": int(cacheable),
+        "reuse": round(cached / measured, 4) if measured else None,
+        "predicted_reuse": round(predicted / prompt, 4) if prompt else None,
+        "ceiling": round(cacheable / prompt, 4) if prompt else None,
+    }
+
+
+def mount(app: FastAPI, prefixes: Prefixes | None) -> None:
+    """Adds its path to the control plane."""
+
+    @app.get("/admin/prefixes")
+    async def families() -> Response:
+        """Prompt families, their reuse against its ceiling, and what keeps their prompts from being shared."""
+        if prefixes is None:
+            return JSONResponse({"errors": ["prefixes.enabled is false: no prompt family is looked for"]}, 404)
+        return JSONResponse(prefixes.report())
