@@ -83,16 +83,20 @@ class Watch:
         while True:
             s = self._health
             failure = await probe.health(http, replica, s.probe_timeout_s)
-            self._said(replica, "/health", None if failure is None else failure.value)
-            if failure is None and self._models_due(replica):
+            if failure is None and self._there(replica) and self._models_due(replica):
                 await self._learn(replica, http)
+            if not self._there(replica):
+                return
+            self._said(replica, "/health", None if failure is None else failure.value)
             self._fleet.probed(replica.id, failure)
             self._fleet.wake()
             self._probed.add(replica.id)
             if self._probed >= self._tasks.keys():
                 self.settled.set()
             if self._fleet.health.wants_canary(replica.id, self._clock()):
-                self._fleet.canaried(replica.id, await probe.token(http, replica, s.canary_timeout_s))
+                failure = await probe.token(http, replica, s.canary_timeout_s)
+                if self._there(replica):
+                    self._fleet.canaried(replica.id, failure)
             await self._pause(s.probe_interval_s)
 
     async def _scrape_loop(self, replica: Replica, http: httpx.AsyncClient) -> None:
@@ -100,27 +104,34 @@ class Watch:
             s = self._scraping
             asked = replica.url
             try:
-                values = await scrape.metrics(http, replica, s.timeout_s, self._clock)
+                values, trouble = await scrape.metrics(http, replica, s.timeout_s, self._clock), None
             except scrape.ReadError as e:
-                self._said(replica, "/metrics", str(e))
-            else:
-                self._said(replica, "/metrics", None)
-                if asked != replica.url:
-                    continue  # it moved meanwhile: these are the words of whoever was there before
-                if self._fleet.scraped(values):
-                    log.warning("replica %s: is a new process since the last scrape; its cache is empty", replica.id)
-                    self._models_read_at.pop(replica.id, None)
+                values, trouble = None, str(e)
+            if not self._there(replica):
+                return
+            self._said(replica, "/metrics", trouble)
+            moved = asked != replica.url  # then these are the words of whoever is at the old address
+            if values is not None and not moved and self._fleet.scraped(values):
+                log.warning("replica %s: is a new process since the last scrape; its cache is empty", replica.id)
+                self._models_read_at.pop(replica.id, None)
             await self._pause(s.interval_s)
 
     async def _learn(self, replica: Replica, http: httpx.AsyncClient) -> None:
         try:
-            rows = await scrape.models(http, replica, self._scraping.timeout_s)
+            rows, trouble = await scrape.models(http, replica, self._scraping.timeout_s), None
         except scrape.ReadError as e:
-            self._said(replica, "/v1/models", str(e))
+            rows, trouble = None, str(e)
+        if not self._there(replica):
             return
-        self._said(replica, "/v1/models", None)
+        self._said(replica, "/v1/models", trouble)
+        if rows is None:
+            return
         self._models_read_at[replica.id] = self._clock()
         self._fleet.learn(replica.id, rows)
+
+    def _there(self, replica: Replica) -> bool:
+        """Whether it is still in the fleet; another may have its name by now."""
+        return self._fleet.get(replica.id) is replica
 
     def _models_due(self, replica: Replica) -> bool:
         read_at = self._models_read_at.get(replica.id)

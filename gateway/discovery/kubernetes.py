@@ -28,6 +28,7 @@ from gateway.discovery.tables import KubernetesSource
 
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FIRST_PAUSE_S = 0.5
+WATCH_S = 60.0  # one watch, so that a connection that died in silence is noticed
 GRACE_S = 10.0  # a watch that outlives its own timeout by this much is dead
 CONNECT_S = 5.0
 
@@ -63,9 +64,11 @@ class Kubernetes:
                     pause_s = 0.0
                     until = self._clock() + self.settings.relist_s
                     while (left_s := until - self._clock()) > 0:
+                        began = self._clock()
                         try:
-                            await self._watch(http, report, left_s)
-                            pause_s = 0.0
+                            await self._watch(http, report, min(left_s, WATCH_S))
+                            brief = self._clock() - began < FIRST_PAUSE_S  # whoever ends it, it must not spin
+                            pause_s = self._longer(pause_s) if brief else 0.0
                         except SourceError as e:  # the list is good still: the watch is taken up again
                             report.failed(str(e))
                             pause_s = self._longer(pause_s)

@@ -62,6 +62,7 @@ class Membership:
 
     def told(self, source: str, members: Iterable[Member]) -> list[str]:
         """A source's whole list. Answers one line per change, for the log and for people."""
+        first = source not in self.lists  # what was there before us is not eased in
         self.lists[source] = tuple(members)
         wanted = self._merged()
         lines: list[str] = []
@@ -76,7 +77,7 @@ class Membership:
             if there is None:
                 if not member.ready:
                     continue
-                self._add(member, len(self.lists) == 1 and source == CONFIGURATION)
+                self._add(member, 0.0 if first else self.slow_start_s)
                 lines.append(f"replica {replica_id}: added at {member.table.url} ({origin})")
             else:
                 self._alter(there, member, lines)
@@ -126,9 +127,9 @@ class Membership:
         self._warned = frozenset(warnings)
         return wanted
 
-    def _add(self, member: Member, at_start: bool) -> None:
+    def _add(self, member: Member, slow_start_s: float) -> None:
         replica = Replica.of(member.table, self.environ)
-        replica.slow_start_s = 0.0 if at_start else self.slow_start_s
+        replica.slow_start_s = slow_start_s
         self.fleet.add(replica)
         self._there[replica.id] = member
 
