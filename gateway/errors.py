@@ -3,8 +3,8 @@
 A refusal is a value: status, code of a closed set, message, and where it helps an honest Retry-After. It is rendered
 as an HTTP body before commit and as an error event after it, in the form that the endpoint's own clients parse:
 OpenAI (`{"error": {...}}`), Responses (the same body; event `error`), Anthropic (`{"type": "error", ...}`).
-Retry-After is spread over +0..25 % so that refused clients do not come back together. `x-should-retry: false` tells
-the official clients, which retry 429 by themselves, that a retry cannot succeed.
+Retry-After is spread over +0..25 % so that refused clients do not come back together. `x-should-retry: false`, sent
+instead of it, tells the official clients, which retry 429 by themselves, that a retry cannot succeed.
 """
 
 from __future__ import annotations
@@ -107,12 +107,13 @@ class GatewayError(Exception):
 
 
 def shed(reason: str, retry_after_s: float | None) -> GatewayError:
-    """The refusal for a reason of the core; an unknown reason is our fault, never a silent 200."""
+    """The refusal for a reason of the core; an unknown reason is our fault, never a silent 200.
+
+    retry_after_s: when the core predicts room for it; None: there never will be for this request."""
     code = Code(reason) if reason in Code._value2member_map_ else Code.INTERNAL
     message = SHED_MESSAGES.get(code, f"refused: {reason}")
-    # a retry comes later than the objective that cannot be met now, and adds to what is in its way
-    retriable = False if code in (Code.INFEASIBLE, Code.EXPIRED) else None
-    return GatewayError(code, message, retry_after_s, retriable=retriable)
+    hopeless = code is Code.EXPIRED or (code is Code.INFEASIBLE and retry_after_s is None)
+    return GatewayError(code, message, None if hopeless else retry_after_s, retriable=False if hopeless else None)
 
 
 def body(error: GatewayError, api: Api, request_id: str = "") -> bytes:

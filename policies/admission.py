@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 MEMORY = 0.998  # per arrival: about 500 requests
-KEEP = 0.85  # of the bound is aimed at: the rest is for what was refused late
+KEEP = 0.92  # of the bound is aimed at: the rest is rounding
 HEAVY_SHED = 0.4  # average shed share above which the second bound holds
 WORST_TO_BEST = 0.35  # served share of the worst quartile against the best: 0.3 and room for those served late
 
@@ -26,7 +26,8 @@ class SizeFairness:
         self._edges: tuple[int, int, int] | None = None
         self._until_sort = 0
         self.offered = [0.0] * 4
-        self.shed = [0.0] * 4
+        self.shed = [0.0] * 4  # for whatever reason
+        self.unpriced = [0.0] * 4  # of these, the ones that no price chose
 
     def quartile(self, prompt_tokens: int) -> int:
         if self._edges is None:
@@ -44,14 +45,18 @@ class SizeFairness:
             n = len(ordered)
             self._edges = (ordered[n // 4], ordered[n // 2], ordered[(3 * n) // 4])
             self._until_sort = 32
-        offered, shed = self.offered, self.shed
+        offered, shed, unpriced = self.offered, self.shed, self.unpriced
         for i in (0, 1, 2, 3):
             offered[i] *= MEMORY
             shed[i] *= MEMORY
+            unpriced[i] *= MEMORY
         offered[self.quartile(prompt_tokens)] += 1.0
 
-    def refused(self, prompt_tokens: int) -> None:
-        self.shed[self.quartile(prompt_tokens)] += 1.0
+    def refused(self, prompt_tokens: int, *, priced: bool = False) -> None:
+        quartile = self.quartile(prompt_tokens)
+        self.shed[quartile] += 1.0
+        if not priced:
+            self.unpriced[quartile] += 1.0
 
     def excess(self, quartile: int) -> float:
         """Share of a quartile refused beyond the bound, lately; counts what was refused for any reason."""
@@ -61,11 +66,14 @@ class SizeFairness:
         share = self.shed[quartile] / max(self.offered[quartile], 1.0)
         return share - KEEP * self.bound * sum(self.shed) / offered
 
-    def least_share(self, average: float, best: float) -> float:
-        """Share of a quartile that must be served, given the average share refused and the best share served."""
+    def least_share(self, quartile: int, average: float, best: float) -> float:
+        """Share of a quartile that a price must leave, given the average share it refuses and the best share it
+        leaves: what is refused without being priced counts against the bound too."""
         if self.bound == float("inf"):
             return 0.0
-        least = 1.0 - KEEP * self.bound * average
+        unpriced = self.unpriced[quartile] / max(self.offered[quartile], 1.0)
+        average += sum(self.unpriced) / max(sum(self.offered), 1.0)
+        least = 1.0 + unpriced - KEEP * self.bound * average
         return max(least, WORST_TO_BEST * best) if average > HEAVY_SHED else least
 
 

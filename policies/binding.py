@@ -27,6 +27,7 @@ from policies.working_set import WorkingSet
 LOOK_AGAIN_S = 0.25  # a parked request is decided again at least this often while somebody has room
 FILL_STARTS, FILL_STOPS = 0.7, 0.5  # least TPOT slack, as a share of the objective, beside work that only fills
 LOOKS = 8  # decisions at most for one place: bounds the cost of a wake
+TAKEN_BACK = 2  # times at most for one request: its prefill is lost each time
 FLOOD_BACKLOG = 0.2  # share of the backlog beside which a tenant above its fair share may add its work
 FLOOD_SLACK = 0.25  # least TPOT slack for that, as a share of the objective
 NEVER = float("inf")
@@ -69,7 +70,8 @@ class LateBinding:
         before: list[Decision] = self.drain(now) if self.queue.count else []
         choice = self._choose(tracked, pool, now)
         self._set_latest_start(tracked, pool)
-        if self.settings.admission and sheddable and now > tracked.latest_start:
+        tight = self.settings.admission and sheddable and now > tracked.latest_start
+        if tight and not self._worth_a_try(tracked, choice, now):
             hopeless = tracked.latest_start < tracked.request.received_at  # on an idle fleet too: no retry can succeed
             return [*before, self.refuse(tracked, "infeasible", now, late=False, hopeless=hopeless)]
         if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
@@ -77,7 +79,7 @@ class LateBinding:
             if self.price.due(now):
                 self.price.set(self._capacity(pool), now)
             if self.price.too_dear(request.prompt_tokens, cost, request.tenant, now):
-                return [*before, self.refuse(tracked, "infeasible", now, late=False)]
+                return [*before, self.refuse(tracked, "infeasible", now, late=False, priced=True)]
         if first and self.settings.working_set and self.working_set.known(request) is None:
             tracked.newcomer = request.prompt_tokens > self._newcomers_room(pool, now)
         if not tracked.newcomer:
@@ -85,6 +87,8 @@ class LateBinding:
             before += decisions
             if sent:
                 return before
+        if tight:
+            return [*before, self.refuse(tracked, "infeasible", now, late=False)]
         if choice.replica_id is None and not any(r.id not in tracked.tried for r in pool.replicas if not r.down):
             return [*before, self.refuse(tracked, "no_replica", now)]
         return [*before, self.hold(tracked, choice, now)]
@@ -92,16 +96,20 @@ class LateBinding:
     def hold(self, tracked: Tracked, choice: Choice, now: float) -> Hold:
         self.queue.add(tracked, self._due(tracked))
         self._park(tracked, choice, now)
-        self._expiry_seq += 1
-        heapq.heappush(self._expiry, (tracked.latest_start, self._expiry_seq, tracked))
+        self._look_at(tracked.latest_start, tracked)
         return Hold(tracked.request.id, tracked.latest_start)
+
+    def _look_at(self, at: float, tracked: Tracked) -> None:
+        """Wake then for this one, if it is still held."""
+        self._expiry_seq += 1
+        heapq.heappush(self._expiry, (at, self._expiry_seq, tracked))
 
     def leave(self, tracked: Tracked) -> None:
         """Out of the queue, whatever for."""
         self._unpark(tracked)
         self.queue.remove(tracked)
 
-    def refuse(self, tracked: Tracked, reason: str, now: float, *, late: bool = True, hopeless: bool = False) -> Shed:
+    def refuse(self, tracked: Tracked, reason: str, now: float, *, late: bool = True, hopeless: bool = False, priced: bool = False) -> Shed:
         """late: it was feasible when it came, so the fleet has less capacity than was believed.
         hopeless: it would be refused again however idle the fleet is; no time to retry is named."""
         self.leave(tracked)
@@ -110,7 +118,7 @@ class LateBinding:
         if late and reason == "infeasible":
             self.price.refused_late()
         if reason != "no_replica":
-            self.fairness.refused(request.prompt_tokens)
+            self.fairness.refused(request.prompt_tokens, priced=priced)
             self.sticky.refuse(request.session, now + self.settings.sticky_shed_s)
         return Shed(request.id, reason, None if hopeless else self._retry_after(tracked, now))
 
@@ -279,6 +287,8 @@ class LateBinding:
 
     def _spare(self, replica: Replica, tracked: Tracked, now: float) -> bool:
         """Room for work that only fills: nobody else waits, or its lane is below its floor."""
+        if now < tracked.not_before:
+            return False
         lane = self.queue.lane(tracked.request.model, tracked.service_class)
         if self.queue.starves(lane, now):
             return True
@@ -307,14 +317,19 @@ class LateBinding:
         return self._take_back(replica, now)
 
     def _take_back(self, replica: Replica, now: float) -> list[Decision]:
-        """Fill-only requests there that have not answered yet return to the queue."""
+        """Fill-only requests there that have not answered yet return to the queue, each a bounded number of times."""
         decisions: list[Decision] = []
         for tracked in list(replica.fill.values()):
+            if tracked.taken_back >= TAKEN_BACK:
+                continue
             self.dispatcher.release(tracked, Outcome.CANCELLED, None, now)
             tracked.attempts -= 1
             tracked.forget_try(replica.id)
             replica.pace.spend(-tracked.service_s, now)
+            tracked.taken_back += 1
+            tracked.not_before = now + tracked.service_s  # whoever needs the place is prefilled first
             self.hold(tracked, Choice(None), now)
+            self._look_at(tracked.not_before, tracked)
             decisions.append(Abort(tracked.request.id, "taken_back", requeue=True))
         return decisions
 
@@ -366,10 +381,20 @@ class LateBinding:
             return request.received_at if owed else request.ttft_deadline
         return request.deadline if request.deadline is not None else tracked.latest_start
 
+    def _worth_a_try(self, tracked: Tracked, choice: Choice, now: float) -> bool:
+        """Whether it would be in time if the prediction held without its margin, at once and with nobody waiting: a
+        margin is for queues, and one learnt under load would refuse the longest prompts to an idle fleet."""
+        deadline = tracked.request.ttft_deadline
+        if deadline is None or choice.replica_id is None or self.queue.count:
+            return False
+        replica = self.dispatcher.fleet.replicas[choice.replica_id]
+        return now + replica.ttft_s <= deadline and self._basic_room(replica, now)
+
     def _retry_after(self, tracked: Tracked, now: float) -> float:
-        """Predicted drain of what is held, with 20 % jitter so that refused clients do not return together."""
+        """Predicted drain of what is held and of what was too much lately (all who were refused may return), with 20 %
+        jitter so that they do not return together."""
         pool = self.dispatcher.fleet.pool(tracked.request)
         capacity = self._capacity(pool)
         ahead = sum(r.parked_s + r.ledger.backlog_s(now) for r in pool.replicas)
         drain = ahead / capacity if capacity > 0.0 else 1.0
-        return max(1.0, drain) * self.rng.uniform(0.8, 1.2)
+        return max(1.0, drain + self.price.excess_s) * self.rng.uniform(0.8, 1.2)

@@ -36,6 +36,7 @@ class Price:
         self.factor = 1.0
         self.thresholds = [FREE] * 4
         self.exempt: frozenset[str | None] = frozenset()  # tenants within their fair share
+        self.excess_s = 0.0  # that the fleet would need for what was too much in the window
         self._arrivals: deque[tuple[float, float, int, str | None]] = deque()  # at, cost, prompt tokens, tenant
         self._asked_s = 0.0  # sum of their costs
         self._set_at = float("-inf")
@@ -72,8 +73,9 @@ class Price:
         count = len(self._arrivals)
         span = max(now - self._arrivals[0][0], 1.0) if count else 1.0
         budget = self.factor * capacity * span
+        self.excess_s = max(0.0, self._asked_s - budget) / max(self.factor * capacity, 1e-3)
         if count < LEAST_ARRIVALS or self._asked_s <= budget:
-            self.thresholds, self.exempt = [FREE] * 4, frozenset()
+            self.thresholds, self.exempt, self.excess_s = [FREE] * 4, frozenset(), 0.0
             return
         excused = self._excuse(capacity * span)
         if self.exempt:
@@ -124,6 +126,6 @@ class Price:
             average = 1.0 - sum(kept) / total
             best = max(k / len(q) for q, k in zip(costs, kept, strict=True) if q)
             for i, q in enumerate(costs):
-                least = len(q) * (self.fairness.least_share(average, best) + owed[i])
+                least = len(q) * (self.fairness.least_share(i, average, best) + owed[i])
                 kept[i] = min(len(q), max(kept[i], round(least)))
         return kept

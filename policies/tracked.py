@@ -36,6 +36,8 @@ class Tracked:
     preferred: Replica | None = None  # where it would go now; its work is parked there
     looked_at: float = float("-inf")
     parked_s: float = 0.0
+    taken_back: int = 0  # times it was taken back from a replica before it answered
+    not_before: float = float("-inf")  # then: it is not sent again before this
     newcomer: bool = False  # first turn of a conversation the working set has not let in
     last_context: float = 0.0  # tokens its conversation held when this turn began
 

@@ -115,19 +115,37 @@ KINDS = pytest.mark.parametrize("kind", ANSWERS, ids=["openai", "anthropic"])
 
 
 @KINDS
-async def test_an_infeasible_request_is_not_repeated_by_itself(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The objective is missed either way; the repeats of all refused clients would be the next overload."""
+async def test_what_an_idle_fleet_could_not_meet_either_is_not_repeated(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with replica(playing([whole(b"200 OK", ANSWERS[kind])])) as a, gateway(a) as g:
         core = g.scheduler.balancer
-        monkeypatch.setattr(core, "submit", lambda request, now: [Shed(request.id, "infeasible", 7.0)])
-        refusals = (openai.RateLimitError, anthropic.RateLimitError)
-        with pytest.raises(refusals) as caught:
+        monkeypatch.setattr(core, "submit", lambda request, now: [Shed(request.id, "infeasible", None)])
+        with pytest.raises((openai.RateLimitError, anthropic.RateLimitError)) as caught:
             await ask(kind, g.port, retries=2)
         headers = caught.value.response.headers  # type: ignore[attr-defined]
         assert headers["x-should-retry"] == "false"
-        assert 7 <= int(headers["retry-after"]) <= 9  # for whoever sends something else later
+        assert "retry-after" not in headers
         assert [(r.outcome, r.reason, r.client_retry) for r in g.records] == [("shed", "infeasible", 0)]
         assert a.seen == []
+
+
+@KINDS
+async def test_what_is_infeasible_now_is_repeated_when_there_is_room_as_predicted(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replica(playing([whole(b"200 OK", ANSWERS[kind])])) as a, gateway(a) as g:
+        core = g.scheduler.balancer
+        submit, refuse = core.submit, iter([True, False])
+        monkeypatch.setattr(
+            core,
+            "submit",
+            lambda request, now: [Shed(request.id, "infeasible", 1.0)] if next(refuse) else submit(request, now),
+        )
+        assert await ask(kind, g.port, retries=2) == "ok"
+        second = await g.record(2)
+        assert [(r.outcome, r.client_retry) for r in g.records] == [("shed", 0), ("success", 1)]
+        assert second.received_at - g.records[0].received_at >= 1.0  # what Retry-After said
 
 
 @KINDS

@@ -153,6 +153,39 @@ def test_batch_fills_makes_way_before_its_first_byte_and_comes_back() -> None:
     assert said(b.first_token("r1", 1.2)) == ["send night"]
 
 
+def test_batch_taken_back_stays_back_for_as_long_as_its_prefill_takes_and_then_is_woken_for() -> None:
+    b = balancer("a")
+    b.submit(batch("night"), 0.0)
+    b.submit(chat("r1", tokens=1000, at=0.2), 0.2)
+    assert b.first_token("r1", 0.3) == []  # a second of its work was thrown away at 0.2
+    b.complete("r1", Outcome.SUCCESS, None, 0.4)
+    assert b.next_wake() == 1.2
+    assert said(b.wake(1.2)) == ["send night"]
+
+
+def test_batch_taken_back_twice_is_left_to_finish() -> None:
+    b = balancer("a")
+    assert said(b.submit(batch("night"), 0.0)) == ["send night"]
+    for at in (2.0, 4.0):
+        name = f"r{at:g}"
+        assert said(b.submit(chat(name, tokens=1000, at=at), at)) == ["abort night", f"send {name}"]
+        b.first_token(name, at + 0.1)
+        b.complete(name, Outcome.SUCCESS, None, at + 0.2)
+        assert said(b.wake(at + 1.0)) == ["send night"]
+    assert said(b.submit(chat("late", tokens=1000, at=5.1), 5.1)) == ["hold late"]
+    assert said(b.first_token("night", 6.0)) == ["send late"]
+
+
+def test_the_longest_prompt_is_tried_on_an_idle_fleet_without_the_margin_that_queues_need() -> None:
+    """4.55 s are predicted for an objective of 5 s: 1.2 times that would be too much."""
+    b = balancer("a")
+    assert said(b.submit(chat("long", tokens=45_000), 0.0)) == ["send long"]
+    (shed,) = b.submit(chat("another", tokens=45_000), 0.0)
+    assert isinstance(shed, Shed)
+    b.first_token("long", 4.5)
+    assert said(b.submit(chat("third", tokens=45_000, at=5.0), 5.0)) == ["send third"]
+
+
 def test_batch_waits_while_anyone_else_does() -> None:
     b = balancer("a")
     b.submit(chat("r1"), 0.0)

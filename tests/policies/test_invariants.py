@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies import arms
+from policies import arms, binding
 from policies.classes import BATCH, DEFAULT_CLASSES, INTERACTIVE, STANDARD, stamp
 from policies.core import Balancer
 from policies.model import (
@@ -63,6 +63,7 @@ class Shell:
     drained: set[str] = field(default_factory=set)
     present: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)  # dispatched to a replica that is gone
+    returned: dict[str, int] = field(default_factory=dict)  # how often each was taken back
     log: list[Decision] = field(default_factory=list)
 
     def take(self, decisions: list[Decision], new: Request | None = None) -> None:
@@ -91,6 +92,8 @@ class Shell:
                     if d.requeue:
                         del self.out[d.request_id]
                         self.lost.discard(d.request_id)
+                        self.returned[d.request_id] = self.returned.get(d.request_id, 0) + 1
+                        assert self.returned[d.request_id] <= binding.TAKEN_BACK, "work is not thrown away for ever"
                         self.held[d.request_id] = request
         assert not pending, "submit decides about the new request"
         self.check()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from policies.admission import SizeFairness, StickyRefusals
 from policies.price import Price
 
@@ -105,3 +108,52 @@ def test_when_every_tenant_is_within_its_share_nobody_pays() -> None:
     price.set(4.0, 10.0)
     assert price.exempt == {"a", "b"}
     assert not price.active
+
+
+def test_what_the_queue_refused_late_counts_against_the_bound_of_its_quartile() -> None:
+    fairness = SizeFairness(2.0)
+    for n in range(400):
+        fairness.arrived(1000 * (1 + n % 4))
+    for _ in range(20):
+        fairness.refused(4000)
+    left_alone = SizeFairness(2.0).least_share(3, average=0.2, best=1.0)
+    assert fairness.least_share(3, average=0.2, best=1.0) > left_alone + 0.05
+    assert fairness.least_share(0, average=0.2, best=1.0) < left_alone  # others may bear more: the average rose
+
+
+def test_after_a_refusal_the_excess_of_the_last_half_minute_is_what_clients_wait_for() -> None:
+    price = Price(SizeFairness(2.0))
+    offer(price, 30, 10, capacity=4.0)  # 5.75 s of work a second for 4
+    price.set(4.0, 30.0)
+    assert 8.0 < price.excess_s < 18.0  # 30 s x 1.75 / 4, and the luck of the draw
+    price.set(4.0, 61.0)
+    assert price.excess_s == 0.0
+
+
+COSTS = st.lists(st.tuples(st.integers(1, 60_000), st.floats(0.01, 20.0)), min_size=40, max_size=200)
+
+
+@given(COSTS, st.floats(0.05, 20.0), st.integers(0, 30))
+def test_no_quartile_is_priced_out_beyond_the_bound(
+    arrivals: list[tuple[int, float]], capacity: float, late: int
+) -> None:
+    """Whatever comes and whatever the queue refused: planned and late refusals of a quartile stay within twice the
+    average (0.3 of the best share served, where most are refused), or it is served whole."""
+    fairness = SizeFairness(2.0)
+    price = Price(fairness)
+    for n, (tokens, cost) in enumerate(arrivals):
+        fairness.arrived(tokens)
+        price.too_dear(tokens, cost, None, n / 10)
+    for tokens, _ in arrivals[:late]:
+        fairness.refused(tokens)
+    price.set(capacity, len(arrivals) / 10)
+    if not price.active:
+        return
+    rows = [(fairness.quartile(tokens), cost) for tokens, cost in arrivals]
+    of = [sum(q == i for q, _ in rows) for i in range(4)]
+    out = [sum(q == i and cost > price.thresholds[i] for q, cost in rows) / max(of[i], 1) for i in range(4)]
+    average = sum(o * n for o, n in zip(out, of, strict=True)) / len(rows)
+    best = max(1.0 - o for o, n in zip(out, of, strict=True) if n)
+    for i in range(4):
+        least = fairness.least_share(i, average, best)
+        assert not of[i] or 1.0 - out[i] >= min(1.0, least) - 2.0 / of[i]
