@@ -10,11 +10,21 @@ best one's. Trade-off: counts good requests forgone for fairness; an infinite bo
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum
 
 MEMORY = 0.998  # per arrival: about 500 requests
 KEEP = 0.92  # of the bound is aimed at: the rest is rounding
 HEAVY_SHED = 0.4  # average shed share above which the second bound holds
 WORST_TO_BEST = 0.35  # served share of the worst quartile against the best: 0.3 and room for those served late
+
+
+class Why(Enum):
+    """What an infeasible request was refused for."""
+
+    LATE = "late"  # feasible when it came, so the fleet has less capacity than was believed
+    NOW = "now"  # not feasible when it came
+    PRICED = "priced"
+    HOPELESS = "hopeless"  # nor would it be on an idle fleet; no time to retry is named
 
 
 class SizeFairness:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import random
 
-from policies.admission import SizeFairness, StickyRefusals
+from policies.admission import SizeFairness, StickyRefusals, Why
 from policies.dispatching import Dispatcher
 from policies.fleet_state import Pool, Replica
 from policies.model import Abort, Choice, Decision, Hold, Outcome, Shed, Usage
@@ -63,7 +63,7 @@ class LateBinding:
         sheddable = tracked.service_class.sheddable
         if first and self.settings.admission and sheddable:
             if self.queue.count and self.sticky.refused(request.session, now):
-                return [self.refuse(tracked, "infeasible", now, late=False)]
+                return [self.refuse(tracked, "infeasible", now, Why.NOW)]
             full = self.queue.count >= self.settings.max_held or self.queue.bytes >= self.settings.max_held_bytes
             if full:
                 return [self.refuse(tracked, "queue_full", now)]
@@ -72,14 +72,14 @@ class LateBinding:
         self._set_latest_start(tracked, pool)
         tight = self.settings.admission and sheddable and now > tracked.latest_start
         if tight and not self._worth_a_try(tracked, choice, now):
-            hopeless = tracked.latest_start < tracked.request.received_at  # on an idle fleet too: no retry can succeed
-            return [*before, self.refuse(tracked, "infeasible", now, late=False, hopeless=hopeless)]
+            why = Why.HOPELESS if tracked.latest_start < tracked.request.received_at else Why.NOW
+            return [*before, self.refuse(tracked, "infeasible", now, why)]
         if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
             if self.price.due(now):
                 self.price.set(self._capacity(pool), now)
             if self.price.too_dear(request.prompt_tokens, cost, request.tenant, now):
-                return [*before, self.refuse(tracked, "infeasible", now, late=False, priced=True)]
+                return [*before, self.refuse(tracked, "infeasible", now, Why.PRICED)]
         if first and self.settings.working_set and self.working_set.known(request) is None:
             tracked.newcomer = request.prompt_tokens > self._newcomers_room(pool, now)
         if not tracked.newcomer:
@@ -88,7 +88,7 @@ class LateBinding:
             if sent:
                 return before
         if tight:
-            return [*before, self.refuse(tracked, "infeasible", now, late=False)]
+            return [*before, self.refuse(tracked, "infeasible", now, Why.NOW)]
         if choice.replica_id is None and not any(r.id not in tracked.tried for r in pool.replicas if not r.down):
             return [*before, self.refuse(tracked, "no_replica", now)]
         return [*before, self.hold(tracked, choice, now)]
@@ -109,18 +109,16 @@ class LateBinding:
         self._unpark(tracked)
         self.queue.remove(tracked)
 
-    def refuse(self, tracked: Tracked, reason: str, now: float, *, late: bool = True, hopeless: bool = False, priced: bool = False) -> Shed:
-        """late: it was feasible when it came, so the fleet has less capacity than was believed.
-        hopeless: it would be refused again however idle the fleet is; no time to retry is named."""
+    def refuse(self, tracked: Tracked, reason: str, now: float, why: Why = Why.LATE) -> Shed:
         self.leave(tracked)
         request = tracked.request
         self.shed_by_reason[reason] = self.shed_by_reason.get(reason, 0) + 1
-        if late and reason == "infeasible":
+        if why is Why.LATE and reason == "infeasible":
             self.price.refused_late()
         if reason != "no_replica":
-            self.fairness.refused(request.prompt_tokens, priced=priced)
+            self.fairness.refused(request.prompt_tokens, priced=why is Why.PRICED)
             self.sticky.refuse(request.session, now + self.settings.sticky_shed_s)
-        return Shed(request.id, reason, None if hopeless else self._retry_after(tracked, now))
+        return Shed(request.id, reason, None if why is Why.HOPELESS else self._retry_after(tracked, now))
 
     def over(self, tracked: Tracked, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """A dispatched attempt ended."""
