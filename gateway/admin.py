@@ -1,17 +1,15 @@
 """The control plane's HTTP: /health, /ready, /metrics, and /admin for people and scripts that run the gateway.
 
 /health says that the process answers and nothing else: it touches no replica, since a fleet that is down must not get
-its gateway killed too. /ready is for load balancers. /admin needs the bearer token of `admin.token_env`; without one
-it answers loopback only. Every change leaves one line in the log: who, what, from what to what.
+its gateway killed too. /ready is for load balancers. Who may use /admin is in `access.py`. Every change, and every one
+that was refused, leaves one line: who, what, from what to what. `/admin/v1/X` is `/admin/X` in its first version.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import Body, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -19,23 +17,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from gateway import experiment_admin
+from gateway.access import Secrets
+from gateway.audit import Audit
 from gateway.config import ConfigError
 from gateway.control import Control
 from gateway.gauges import Gauges
-from gateway.tenants import same_secret
 from policies import POLICIES
 
-log = logging.getLogger("forebay.audit")
-LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
-LOCAL_NAMES = LOOPBACK | {"localhost"}
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class Secrets:
-    """Tokens from the environment; None: not set."""
-
-    admin: str | None = dataclasses.field(default=None, repr=False)
-    metrics: str | None = dataclasses.field(default=None, repr=False)
+VERSION = "/admin/v1"  # the same paths, for scripts that want to be told when their meaning changes
 
 
 def application(
@@ -51,25 +40,33 @@ def application(
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         path = request.scope["path"]  # what is routed by; the URL is put together from Host, which the client writes
+        if path.startswith(f"{VERSION}/"):
+            path = request.scope["path"] = f"/admin/{path.removeprefix(f'{VERSION}/')}"
         if path == "/admin" or path.startswith("/admin/"):
-            refused = _refusal(request, secrets.admin, loopback=secrets.admin is None)
-        elif path == "/metrics":
-            refused = _refusal(request, secrets.metrics, loopback=False)
-        else:
-            refused = None
-        return refused if refused is not None else await call_next(request)
+            who = secrets.administrator(request)
+            if not isinstance(who, str):
+                return who
+            request.state.who = who
+        elif path == "/metrics" and (refused := secrets.reader(request)) is not None:
+            return refused
+        return await call_next(request)
 
     @app.exception_handler(ConfigError)
     async def mistaken(request: Request, error: ConfigError) -> JSONResponse:
+        written(request, f"{request.method} {request.scope['path']}", error.lines, refused=True)
         return JSONResponse({"errors": error.lines}, 400)
 
     @app.exception_handler(KeyError)
     async def unknown(request: Request, error: KeyError) -> JSONResponse:
         return JSONResponse({"errors": [f"{error.args[0]} is not known"]}, 404)
 
+    audit = Audit()
+
+    def written(request: Request, what: str, lines: list[str], refused: bool = False) -> None:
+        audit.write(request.state.who, request.client.host if request.client else "?", what, lines, refused)
+
     def changed(request: Request, what: str, lines: list[str]) -> dict[str, Any]:
-        peer = request.client.host if request.client else "?"
-        log.info("%s from %s: %s", what, peer, "; ".join(lines) or "nothing changed")
+        written(request, what, lines)
         return {"version": control.versions[-1].number, "changed": lines}
 
     # -- for load balancers and Prometheus ---------------------------------------------------------------------
@@ -210,6 +207,27 @@ def application(
     async def versions() -> list[dict[str, Any]]:
         return [{"number": v.number, "at_unix": v.at_unix, "why": v.why} for v in control.versions]
 
+    @app.get("/admin/status")
+    async def status() -> dict[str, Any]:
+        """The gateway in short: configuration, replicas, requests, and why the file was refused when it last was."""
+        running, refused, replicas = control.versions[-1], control.refused, control.fleet.replicas
+        return {
+            "version": running.number,
+            "since_unix": running.at_unix,
+            "why": running.why,
+            "refused": None if refused is None else dataclasses.asdict(refused),
+            "draining": control.proxy.draining,
+            "open_requests": len(control.proxy.live),
+            "held_requests": len(control.proxy.held()),
+            "replicas": len(replicas),
+            "replicas_available": sum(control.fleet.available(r) for r in replicas),
+        }
+
+    @app.get("/admin/audit")
+    async def lines() -> list[dict[str, Any]]:
+        """Changes through this API since the start, the newest first, and those that were refused."""
+        return [dataclasses.asdict(line) for line in reversed(audit.lines)]
+
     @app.post("/admin/reload")
     async def reload(request: Request) -> dict[str, Any]:
         """Reads the configuration file again; changes made here and not in the file are gone then."""
@@ -242,34 +260,3 @@ def application(
         return sorted(rows, key=lambda row: -float(row["waits_s"]))
 
     return app
-
-
-def _refusal(request: Request, token: str | None, loopback: bool) -> Response | None:
-    """None: it may pass. A wrong token and no token look alike."""
-    if loopback:
-        if _is_local(request):
-            return None
-        return JSONResponse({"errors": ["without an admin token only loopback is answered"]}, 403)
-    if token is None:
-        return None
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and same_secret(given.strip(), token):
-        return None
-    return JSONResponse({"errors": ["a bearer token is needed"]}, 401, {"www-authenticate": "Bearer"})
-
-
-def _is_local(request: Request) -> bool:
-    """From this host and meant for it: neither forwarded by a proxy here nor sent by a web page of somebody else."""
-    headers = request.headers
-    if request.client is None or request.client.host not in LOOPBACK:
-        return False
-    if "x-forwarded-for" in headers or "forwarded" in headers:
-        return False
-    host = headers.get("host", "")
-    try:
-        named = urlsplit(f"//{host}").hostname
-    except ValueError:  # as of "["
-        return False
-    if named not in LOCAL_NAMES:  # a foreign name that was made to resolve to loopback
-        return False
-    return headers.get("origin") in (None, f"http://{host}")

@@ -20,7 +20,8 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 from gateway import prefixes
-from gateway.admin import Secrets, application
+from gateway.access import Secrets
+from gateway.admin import application
 from gateway.client import Receive, Scope, Send
 from gateway.config import Config
 from gateway.control import Control, first, routing_policy
@@ -111,10 +112,7 @@ class Gateway:
             registry.register(self.prefixes)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
-        secrets = Secrets(
-            admin=environ.get(config.admin.token_env) or None,
-            metrics=environ.get(config.metrics.token_env or "") or None,
-        )
+        secrets = Secrets.of(config.admin, config.metrics, environ)
         self.secrets = secrets
         self.admin = application(self.control, registry, self.gauges, secrets, own_version())
         prefixes.mount(self.admin, self.prefixes)
@@ -259,6 +257,7 @@ class Gateway:
             },
             journal_written=self.journal.written if self.journal else 0,
             journal_dropped=self.journal.dropped if self.journal else 0,
+            config_refused=self.control.refusals,
             config_version=self.control.versions[-1].number,
             draining=self.proxy.draining,
         )

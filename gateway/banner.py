@@ -26,7 +26,7 @@ def greeting(gateway: Gateway, address: str) -> Table:
         table.add_row("replica", f"{replica.url}  {state}  [dim]{models}[/dim]")
     if not gateway.fleet.replicas:
         table.add_row("replica", "none; add one with POST /admin/fleet")
-    if gateway.secrets.admin is None:
+    if not gateway.secrets.admin:
         table.add_row("admin", f"{address}/admin, loopback only; set {config.admin.token_env} to open it to others")
     else:
         table.add_row("admin", f"{address}/admin, with the token of {config.admin.token_env}")

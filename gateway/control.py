@@ -41,6 +41,15 @@ class Version:
     config: Config
 
 
+@dataclass(slots=True, frozen=True)
+class Refused:
+    """A file that was read again and not taken."""
+
+    at_unix: float
+    why: str
+    errors: list[str]
+
+
 @dataclass(slots=True)
 class Control:
     """Owner of the versions. `path` and `overrides` are what the gateway was started with."""
@@ -58,6 +67,8 @@ class Control:
     versions: list[Version]
     environ: Mapping[str, str]
     clock: Callable[[], float] = time.monotonic
+    refused: Refused | None = None  # the last one; None once a file was taken again
+    refusals: int = 0
 
     @property
     def config(self) -> Config:
@@ -67,7 +78,13 @@ class Control:
         """Reads the file again. Raises ConfigError and changes nothing when it has a mistake."""
         if self.path is None:
             raise ConfigError(["there is no file to read again: the gateway was started without --config"])
-        return self.apply(load(self.path, self.overrides), why)
+        try:
+            lines = self.apply(load(self.path, self.overrides), why)
+        except ConfigError as e:
+            self.refused, self.refusals = Refused(time.time(), why, e.lines), self.refusals + 1
+            raise
+        self.refused = None
+        return lines
 
     def change(self, patch: Mapping[str, Any], why: str) -> list[str]:
         """Lays tables over the running configuration; lists are replaced. Raises ConfigError, changing nothing."""

@@ -63,6 +63,7 @@ class Gauges:
     journal_written: int = 0
     journal_dropped: int = 0
     config_version: int = 0
+    config_refused: int = 0  # times that the file was read and refused
     draining: bool = False
 
     def of_replicas(self) -> Iterator[Metric]:
@@ -122,6 +123,9 @@ class Gauges:
             refusals.add_metric([of], float(count))
         yield refusals
         yield from self._of_sources()
+        yield CounterMetricFamily(
+            "forebay_config_refused", "Times that the file was read again and refused.", value=self.config_refused
+        )
         yield CounterMetricFamily("forebay_journal_lines", "Journal lines written.", value=self.journal_written)
         yield CounterMetricFamily("forebay_journal_dropped", "Journal lines dropped.", value=self.journal_dropped)
 

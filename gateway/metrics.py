@@ -39,6 +39,7 @@ class Metrics(Collector):
         self._version = version
         self._tallies = {name: Tally() for name in self.classes}
         self._choices: Counts = defaultdict(int)
+        self._by_policy: Counts = defaultdict(int)  # policy, arm of an experiment, partition
         self._attempts: Counts = defaultdict(int)
         self._ejections: Counts = defaultdict(int)
         self._returns: Counts = defaultdict(int)
@@ -54,6 +55,8 @@ class Metrics(Collector):
         if tally is None:
             tally = self._tally(r.service_class)
         tally.count(r)
+        if r.partition is not None:
+            self._by_policy[r.policy, r.arm or "", r.partition.value] += 1
         self._client_retries += r.client_retry > 0
         if r.attempts:
             for attempt in r.attempts:
@@ -129,6 +132,12 @@ class Metrics(Collector):
             {(name, *key): n for name, t in tallies for key, n in t.tokens.items()},
         )
         yield _counter("forebay_choices", "Dispatches by reason of the policy.", ("policy", "reason"), self._choices)
+        yield _counter(
+            "forebay_policy_requests",
+            "Requests by routing policy, arm of an experiment and partition.",
+            ("policy", "arm", "partition"),
+            self._by_policy,
+        )
         yield _counter("forebay_retries", "Attempts after the first of a request.", (), {(): self._retries})
         retries: dict[tuple[str, ...], int] = {(): self._client_retries}
         yield _counter("forebay_client_retries", "Requests that a client says are retries.", (), retries)

@@ -289,5 +289,7 @@ class Metrics(Table):
 class Admin(Table):
     token_env: str = "FOREBAY_ADMIN_TOKEN"
     """Environment variable with the bearer token for /admin; when it is unset only loopback is answered."""
+    tokens_env: dict[Name, str] = Field(default={})
+    """Variables with further tokens by the name that audit lines give, as {"deployer" = "DEPLOYER_TOKEN"}."""
     versions: int = Field(default=10, ge=1)
     """Configurations kept for rollback."""

@@ -176,7 +176,28 @@ async def test_changes_leave_a_line_in_the_audit_log(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, "forebay.audit")
     async with running() as g:
         await g.http.patch("/admin/config/pacing", json={"enabled": False})
-    assert "pacing changed from 127.0.0.1: pacing.enabled: True -> False" in caplog.text
+        await g.http.patch("/admin/v1/config/pacing", json={"enabled": 3})
+        newest, oldest = (await g.http.get("/admin/audit")).json()
+    assert "pacing changed by loopback from 127.0.0.1: pacing.enabled: True -> False" in caplog.text
+    assert (oldest["who"], oldest["refused"]) == ("loopback", False)
+    assert (newest["what"], newest["changed"], newest["refused"]) == (
+        "PATCH /admin/config/pacing",
+        ["pacing.enabled = 3: must be true or false"],
+        True,
+    )
+
+
+async def test_each_token_has_a_name_that_the_audit_line_gives(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "forebay.audit")
+    environ = {"FOREBAY_ADMIN_TOKEN": "s3cret", "DEPLOYER_TOKEN": "d3ploy", "EMPTY": ""}
+    named = {"tokens_env": {"deployer": "DEPLOYER_TOKEN", "nobody": "EMPTY"}}
+    async with running(environ=environ, admin=named) as g:
+        for token, status in (("s3cret", 200), ("d3ploy", 200), ("wrong", 401), ("EMPTY", 401)):
+            answer = await g.http.post("/admin/rollback", headers={"authorization": f"Bearer {token}"})
+            assert answer.status_code == (status if status == 401 else 400)
+    assert "POST /admin/rollback refused by admin from 127.0.0.1: there is no earlier" in caplog.text
+    assert "POST /admin/rollback refused by deployer from 127.0.0.1: there is no earlier" in caplog.text
+    assert "d3ploy" not in caplog.text
 
 
 # -- the file ------------------------------------------------------------------------------------------------------
