@@ -130,15 +130,7 @@ class Admission:
             if known:
                 proxy.bytes_per_token.observe(request.model, request.prompt_bytes, known)
         if self.lease is not None:
-            self.lease.settle(_used(record, estimate), time.monotonic())
-
-
-def _used(record: RequestRecord, estimate: int) -> int | None:
-    """Tokens a tenant is charged for: none for a refusal."""
-    if record.outcome is Outcome.SHED or not record.attempts:
-        return 0
-    prompt = estimate if record.prompt.count is None else record.prompt.count
-    return prompt + (record.completion.count or 0)
+            self.lease.settle(record.charged_tokens, time.monotonic())
 
 
 def admit(
@@ -183,7 +175,7 @@ def admit(
         received_at=record.received_at,
         prompt_bytes=prompt_bytes,
         prompt_tokens=max(1, round(proxy.bytes_per_token.tokens(model, prompt_bytes))),
-        chain=prefix.chain(parts) if proxy.scheduler.balancer.reads_prefix or config.journal.path else (),
+        chain=prefix.chain(parts) if proxy.scheduler.reads_prefix or config.journal.path else (),
         max_tokens=None if call.max_tokens is None else call.max_tokens * call.answers,
         streams=call.streams,
         generates=generates,
@@ -205,7 +197,9 @@ def admit(
     candidates = proxy.available(name) if endpoint.kind is Kind.CHEAP else None
     if candidates is not None:
         random.shuffle(candidates)
-    lease = proxy.tenants.admit(tenant, request.prompt_tokens + (call.max_tokens or 0), record.received_at)
+    lease = None
+    if candidates is not None or not proxy.scheduler.charges:
+        lease = proxy.tenants.admit(tenant, request.prompt_tokens + (call.max_tokens or 0), record.received_at)
     return Admission(proxy, endpoint, call, request, service_class, lease, candidates)
 
 

@@ -37,6 +37,7 @@ from gateway.metrics import Metrics
 from gateway.prefixes import Prefixes
 from gateway.proxy import Proxy
 from gateway.record import RequestRecord
+from gateway.routes import CONTROL, health
 from gateway.scheduler import Scheduler
 from gateway.signals import Sign
 from gateway.tenants import Tenants
@@ -46,7 +47,6 @@ from policies.core import Balancer
 from policies.model import Ejected, FleetEvent, Returned, Shed
 
 log = logging.getLogger("forebay")
-CONTROL = ("/ready", "/metrics", "/admin", "/docs", "/openapi.json", "/dashboard")
 
 
 def own_version() -> str:
@@ -65,7 +65,9 @@ class Gateway:
         path: Path | None = None,
         overrides: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] = os.environ,
+        kind: type[Proxy] = Proxy,
     ) -> None:
+        """`kind`: what serves the requests; the core of several processes has another than one process alone."""
         tenants = Tenants.of(config, environ)
         rng = random.Random(config.policy.seed)
         self.balancer = Balancer(config.service_classes(), routing_policy(config), config.arm().settings, rng)
@@ -78,7 +80,7 @@ class Gateway:
             silent=lambda replica_id, for_s: self.proxy.silent(replica_id, for_s),
         )
         self.journal = Journal(config.journal, environ) if config.journal.path else None
-        self.proxy = Proxy(self.scheduler, self.fleet, config, self._finished, tenants, rng)
+        self.proxy = kind(self.scheduler, self.fleet, config, self._finished, tenants, rng)
         self.prefixes = Prefixes(config.prefixes) if config.prefixes.enabled else None
         self.proxy.prefixes = self.prefixes
         self.watch = Watch(self.fleet, config.health, config.scrape, rng)
@@ -114,6 +116,7 @@ class Gateway:
             collector(registry=registry)
         secrets = Secrets.of(config.admin, config.metrics, environ)
         self.secrets = secrets
+        self.registry = registry
         self.admin = application(self.control, registry, self.gauges, secrets, own_version())
         prefixes.mount(self.admin, self.prefixes)
 
@@ -136,8 +139,16 @@ class Gateway:
                 exchange.on_decision(Shed(exchange.record.request_id, "draining", 1.0))
 
     @property
+    def config(self) -> Config:
+        return self.control.config
+
+    def reload(self) -> None:
+        """Raises ConfigError."""
+        self.control.reload("SIGHUP")
+
+    @property
     def open_requests(self) -> int:
-        return len(self.proxy.live)
+        return self.proxy.open
 
     async def stop(self) -> None:
         await self.sources.close()
@@ -157,8 +168,7 @@ class Gateway:
         if scope["type"] == "http":
             path = scope["path"]
             if path == "/health":
-                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-                await send({"type": "http.response.body", "body": b""})
+                await health(send)
             elif path.startswith(CONTROL):
                 await self.admin(scope, receive, send)
             else:
@@ -216,7 +226,7 @@ class Gateway:
         core = self.balancer.snapshot()
         replicas = {}
         for replica_id in self.fleet.replicas:
-            health = self.fleet.health.records[replica_id]
+            record = self.fleet.health.records[replica_id]
             known = core["replicas"].get(replica_id, {})
             state = self.balancer.fleet.replicas.get(replica_id)
             scraped = None if state is None else state.scraped
@@ -225,7 +235,7 @@ class Gateway:
                 prefill_backlog_tokens=known.get("backlog_tokens", 0.0),
                 kv_headroom_tokens=known.get("kv_free_tokens"),
                 available=self.fleet.available(replica_id),
-                phase=health.phase.value,
+                phase=record.phase.value,
                 pacing_rate=known.get("pace_rate"),
                 prefill_rate=known.get("prefill_rate"),
                 running=None if scraped is None else scraped.running,
@@ -248,7 +258,7 @@ class Gateway:
             working_set_enforced=core["working_set_enforced"],
             loop_lag_s=self.lag.mean_s,
             loop_lag_max_s=self.lag.worst_s(),
-            overloaded=self.proxy.door.shedding,
+            overloaded=self.proxy.overloaded,
             receiving_bytes=self.proxy.door.receiving_bytes,
             door_refusals=self.proxy.door.refused,
             sources={

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shlex
 from typing import TYPE_CHECKING
 
 import orjson
+from rich.console import Console
 from rich.table import Table
 
 from gateway.config import Config
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
+
+
+FIRST_PROBES_S = 3.0  # the banner waits this long for replicas to answer
+
+
+async def greet(gateway: Gateway, address: str) -> None:
+    """The banner, once the replicas have had time to answer their first probe."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(gateway.watch.settled.wait(), FIRST_PROBES_S)
+    console = Console()
+    console.print(greeting(gateway, address))
+    console.print(example(gateway, address), markup=False, highlight=False, soft_wrap=True)
 
 
 def greeting(gateway: Gateway, address: str) -> Table:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
 from gateway import banner
-from gateway.config import ConfigError, load
-
-if TYPE_CHECKING:
-    from gateway.app import Gateway
+from gateway.config import Config, ConfigError, load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-FIRST_PROBES_S = 3.0  # the banner waits this long for replicas to answer
 
 
 @app.command()
@@ -30,18 +26,18 @@ def serve(
     policy: Annotated[str | None, typer.Option(help="Routing policy, as NAME or NAME+admission+pacing.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; default 8080, 0 for any.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that carry requests, beside one that decides; default 1.")
+    ] = None,
 ) -> None:
     """Run the gateway in front of vLLM replicas.
 
     Example: forebay serve --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000
 
-    Example: forebay serve --config gateway.toml
+    Example: forebay serve --config gateway.toml --workers 4
 
     Options on the command line win over the file, also when it is read again (kill -HUP).
     """
-    from gateway.app import Gateway  # late, so that --help and check are quick
-    from gateway.server import Server, listen, url
-
     overrides: dict[str, Any] = {}
     if replica:
         overrides["replicas"] = [{"url": one} for one in replica]
@@ -49,6 +45,8 @@ def serve(
         overrides["policy"] = {"name": policy}
     if host is not None or port is not None:
         overrides["listen"] = {k: v for k, v in (("host", host), ("port", port)) if v is not None}
+    if workers is not None:
+        overrides["workers"] = {"count": workers}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -56,6 +54,19 @@ def serve(
         settings = load(config, overrides)
         if config is None and not settings.replicas:
             raise ConfigError(["there is no replica: give --replica URL, or --config FILE with a [[replicas]] table"])
+    except ConfigError as e:
+        _mistakes(e)
+    if settings.workers.count > 1:
+        _several(settings, config, overrides)
+    _one(settings, config, overrides)
+
+
+def _one(settings: Config, config: Path | None, overrides: dict[str, Any]) -> None:
+    """Everything in this process."""
+    from gateway.app import Gateway  # late, so that --help and check are quick
+    from gateway.server import Server, listen, url
+
+    try:
         gateway = Gateway(settings, config, overrides)
     except ConfigError as e:
         _mistakes(e)
@@ -64,18 +75,40 @@ def serve(
     try:
         sock = listen(settings)
     except OSError as e:
-        where = f"{settings.listen.host}:{settings.listen.port}"
-        _fail(f"cannot listen on {where}: {e.strerror or e}; choose another with --host and --port")
+        _fail(_no_port(settings, e))
     server = Server(gateway)
 
     async def run() -> None:
-        greeting = asyncio.create_task(_greet(gateway, url(sock)))
+        greeting = asyncio.create_task(banner.greet(gateway, url(sock)))
         await server.serve(sockets=[sock])
         greeting.cancel()
 
     import uvloop
 
     uvloop.run(run())
+
+
+def _several(settings: Config, config: Path | None, overrides: dict[str, Any]) -> NoReturn:
+    """A core and its hands, in processes of their own."""
+    from gateway import supervisor
+    from gateway.tenants import Tenants
+
+    try:
+        Tenants.of(settings)
+    except ConfigError as e:
+        _mistakes(e)
+    if os.environ.get(supervisor.ONLY_CHECK):
+        raise typer.Exit(0)
+    try:
+        run = supervisor.supervise(settings, config, overrides)
+    except OSError as e:
+        _fail(_no_port(settings, e))
+    raise typer.Exit(run())
+
+
+def _no_port(settings: Config, error: OSError) -> str:
+    where = f"{settings.listen.host}:{settings.listen.port}"
+    return f"cannot listen on {where}: {error.strerror or error}; choose another with --host and --port"
 
 
 @app.command()
@@ -91,15 +124,6 @@ def check(
     except ConfigError as e:
         _mistakes(e)
     Console().print(banner.settings(settings))
-
-
-async def _greet(gateway: Gateway, address: str) -> None:
-    """The banner, once the replicas have had time to answer their first probe."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(gateway.watch.settled.wait(), FIRST_PROBES_S)
-    console = Console()
-    console.print(banner.greeting(gateway, address))
-    console.print(banner.example(gateway, address), markup=False, highlight=False, soft_wrap=True)
 
 
 def _mistakes(error: ConfigError) -> NoReturn:

@@ -46,6 +46,7 @@ class Config(s.Table):
     model_classes: dict[str, str] = Field(default={})
     """Service class by model name, as {"llama-batch" = "batch"}; a header may override it."""
     listen: s.Listen = s.Listen()
+    workers: s.Workers = s.Workers()
     limits: s.Limits = s.Limits()
     timeouts: s.Timeouts = s.Timeouts()
     stream: s.Stream = s.Stream()

@@ -30,7 +30,7 @@ from policies.model import Restarted
 from policies.policy import RoutingPolicy
 
 log = logging.getLogger("forebay.control")
-AT_START = ("listen", "journal", "prefixes", "metrics", "admin")  # tables that are read once
+AT_START = ("listen", "workers", "journal", "prefixes", "metrics", "admin")  # tables that are read once
 
 
 @dataclass(slots=True, frozen=True)

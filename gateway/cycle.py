@@ -46,6 +46,7 @@ class SplicedCycle(RequestResponseCycle):
     _head = b""  # not yet written
     _length_given = False
     _asgi = False
+    _read = False  # an application has had the whole body
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class SplicedCycle(RequestResponseCycle):
         if not self.disconnected and not self.response_complete:
             if not self.parts and self.more_body:
                 self.flow.resume_reading()
-            if not self.parts or self.more_body:
+            if self.more_body or self._read:  # an empty body is one too
                 await self.message_event.wait()
                 self.message_event.clear()
         if self.disconnected or self.response_complete:
@@ -165,6 +166,7 @@ class SplicedCycle(RequestResponseCycle):
         body = b"".join(self.parts)
         self.parts.clear()
         self.size = 0
+        self._read = not self.more_body
         self.flow.resume_reading()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 

@@ -54,7 +54,7 @@ class Fleet:
         self.version = 0  # moves when replicas or models change, for caches of the merged list
         self._sink = sink
         self._clock = clock
-        self._known: dict[str, Target] = {}
+        self.known: dict[str, Target] = {}
         self._document = (-1, b"")
 
     # -- what the data path asks -------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class Fleet:
 
     def resolve(self, model: str) -> Target | None:
         """What the name means; None for a name that no replica ever served (404 when `complete`, else 503)."""
-        return self._known.get(model)
+        return self.known.get(model)
 
     def serving(self, model: str) -> list[Replica]:
         """Replicas that have the model or adapter, available or not."""
@@ -154,7 +154,7 @@ class Fleet:
             self.version += 1
             for name in before - set(replica.models):
                 if not self.serving(name):  # taken away on purpose: it was not a replica that went
-                    self._known.pop(name, None)
+                    self.known.pop(name, None)
             self._announce(replica)
 
     def probed(self, replica_id: str, failure: Sign | None) -> None:
@@ -185,7 +185,7 @@ class Fleet:
 
     def _announce(self, replica: Replica) -> None:
         for model in replica.models.values():
-            self._known[model.id] = Target(model.parent, model.id) if model.parent else Target(model.id)
+            self.known[model.id] = Target(model.parent, model.id) if model.parent else Target(model.id)
         self._sink(
             Added(
                 replica.id,

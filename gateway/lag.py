@@ -19,7 +19,7 @@ class LoopLag:
 
     def __init__(self, told: Callable[[float], None] | None = None) -> None:
         self.mean_s = 0.0
-        self._told = told
+        self.told = told
         self._worst_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -40,8 +40,8 @@ class LoopLag:
         """One measurement."""
         self.mean_s += MEMORY * (late_s - self.mean_s)
         self._worst_s = max(self._worst_s, late_s)
-        if self._told is not None:
-            self._told(self.mean_s)
+        if self.told is not None:
+            self.told(self.mean_s)
 
     def _rang(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         self.late(max(0.0, loop.time() - due))

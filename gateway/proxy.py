@@ -22,13 +22,13 @@ from gateway.endpoints import Kind
 from gateway.errors import Code, GatewayError
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
+from gateway.placement import Placement
 from gateway.prefixes import Prefixes
 from gateway.record import RequestRecord
 from gateway.relay import Mode, Relay
 from gateway.replica import Replica
 from gateway.request_head import RequestHead
 from gateway.retry import Failure, RetryBudget
-from gateway.scheduler import Scheduler
 from gateway.stall import Stalls
 from gateway.tenants import Tenant, Tenants
 from gateway.trial import Trial
@@ -46,7 +46,7 @@ class Proxy:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Placement,
         fleet: Fleet,
         config: Config,
         sink: Callable[[RequestRecord], None],
@@ -69,6 +69,7 @@ class Proxy:
         self._swept_at = 0.0
         self.draining = False
         self.experiment: Trial | None = None  # assigns requests while one runs
+        self.leaving = False  # connections end with the answers they wait for
         self.configure(config, tenants if tenants is not None else Tenants.of(config))
         scheduler.on_tick = self.on_tick
 
@@ -222,6 +223,16 @@ class Proxy:
             return retry.FIRST_EVENT_TIMEOUT if times.answer_s is not None and silent_s > times.answer_s else None
         return retry.IDLE_TIMEOUT if silent_s > times.idle_s else None
 
+    @property
+    def open(self) -> int:
+        """Requests received and not finished."""
+        return len(self.live)
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether requests are refused because the gateway itself cannot keep up."""
+        return self.door.shedding
+
     def held(self) -> list[Exchange]:
         """Open requests that wait for a decision."""
         return [exchange for exchange in self.live if exchange.held]
@@ -233,7 +244,7 @@ class Proxy:
             exchange.relay is not None
             and not exchange.relay.over
             and exchange.record.replica_id == replica_id
-            and exchange.endpoint.kind in (Kind.GENERATE, Kind.POOL)
+            and exchange.waits_for_engine
             and not exchange.client.paused
             for exchange in self.live
         )

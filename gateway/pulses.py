@@ -47,6 +47,11 @@ class Meter:
         self._events = 0
         self._told = False  # usage has said it since the last scrape
 
+    @property
+    def stirred(self) -> bool:
+        """Whether there is anything to pulse."""
+        return bool(self.live or self.idle_gaps or self.busy_gaps)
+
     def pulse(self, now: float) -> Pulse:
         near = 0
         slack: float | None = None

@@ -122,6 +122,13 @@ class RequestRecord:
         return self.attempts[0].t_dispatch - self.received_at if self.attempts else None
 
     @property
+    def charged_tokens(self) -> int | None:
+        """Tokens a tenant is charged for: none for a refusal, None where nobody counted the prompt."""
+        if self.outcome is Outcome.SHED or not self.attempts:
+            return 0
+        return None if self.prompt.count is None else self.prompt.count + (self.completion.count or 0)
+
+    @property
     def ttft_s(self) -> float | None:
         return None if self.first_content_at is None else self.first_content_at - self.received_at
 

@@ -13,8 +13,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
+from gateway.placement import Owner
 from gateway.pulses import Meter
 from policies.core import Balancer
 from policies.model import (
@@ -38,14 +38,10 @@ TICK_S = 0.05
 log = logging.getLogger("forebay.scheduler")
 
 
-class Owner(Protocol):
-    """Who waits for the decisions about one request."""
-
-    def on_decision(self, decision: Decision) -> None: ...
-
-
 class Scheduler:
     """One per process, on one event loop. `on_tick` is called about every 50 ms while requests are open."""
+
+    charges = False  # tenants are charged before they come here
 
     def __init__(self, balancer: Balancer, clock: Callable[[], float] = time.monotonic) -> None:
         self.balancer = balancer
@@ -76,6 +72,10 @@ class Scheduler:
         self._loop = None
 
     @property
+    def reads_prefix(self) -> bool:
+        return self.balancer.reads_prefix
+
+    @property
     def held(self) -> int:
         """Requests held for dispatch."""
         return len(self._held)
@@ -95,6 +95,12 @@ class Scheduler:
         self._owners[request.id] = owner
         self.tick()
         self._apply(self.balancer.submit(request, self.clock()))
+
+    def adopt(self, request: Request, owner: Owner, replica_id: str, since: float, started: bool) -> None:
+        """A request that runs already, dispatched at `since` by whoever decided before."""
+        self._owners[request.id] = owner
+        self.tick()
+        self._apply(self.balancer.adopt(request, replica_id, since, started, self.clock()))
 
     def first_token(self, request_id: str, replica_id: str) -> None:
         decisions = self.balancer.first_token(request_id, self.clock())
@@ -194,7 +200,7 @@ class Scheduler:
     def _ticked(self) -> None:
         now = self.clock()
         for meter in list(self.meters.values()):
-            if meter.live or meter.idle_gaps or meter.busy_gaps:
+            if meter.stirred:
                 decisions = self.balancer.pulse(meter.replica_id, meter.pulse(now), now)
                 meter.prefilling = self.balancer.prefilling(meter.replica_id)
                 if decisions:

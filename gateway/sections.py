@@ -51,6 +51,15 @@ class Listen(Table):
     """Longest time that open streams may take to finish after SIGTERM."""
 
 
+class Workers(Table):
+    count: int = Field(default=1, ge=1, le=256)
+    """Processes that carry requests; above 1 they share one core process that decides. 1: everything in one process."""
+    answer_s: Seconds = 0.5
+    """A core that answers nothing for this long counts as dead: workers decide by themselves until it is back."""
+    hang_s: Seconds = 10.0
+    """A process whose event loop stands still for this long is killed and replaced."""
+
+
 class Limits(Table):
     max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
     """Largest request body; beyond it 413."""

@@ -1,8 +1,9 @@
-"""Runs a `Gateway` on uvicorn: sockets, signals, and an end that loses nothing.
+"""Runs a `Gateway`, or a `Hand` of one, on uvicorn: sockets, signals, and an end that loses nothing.
 
 SIGTERM or Ctrl-C: /ready turns 503 and new requests are refused while the port stays open, so that load balancers can
 notice; held requests are told to go elsewhere; streams finish within `drain_s`, then the rest is cut. A second signal
-stops at once. SIGHUP reads the configuration again.
+stops at once. SIGHUP reads the configuration again. A process that is replaced (`retire`) takes no new connections,
+finishes what it has within the same bound, and is not told of by /ready: others listen on the same port.
 """
 
 from __future__ import annotations
@@ -13,21 +14,47 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any, Protocol
 
 import uvicorn
 
 from gateway import wire
-from gateway.app import Gateway
 from gateway.config import Config, ConfigError
+from gateway.proxy import Proxy
 
 log = logging.getLogger("forebay")
 CUT_S = 2  # for streams that are cut at the end of the drain
 
 
+class Served(Protocol):
+    """What runs on a server: `app.Gateway` or `hand.Hand`."""
+
+    @property
+    def proxy(self) -> Proxy: ...
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def open_requests(self) -> int: ...
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+    async def start(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def reload(self) -> None:
+        """Raises ConfigError."""
+
+
 class Server(uvicorn.Server):
-    def __init__(self, gateway: Gateway) -> None:
-        config = gateway.control.config
+    def __init__(self, gateway: Served) -> None:
+        config = gateway.config
         super().__init__(
             uvicorn.Config(
                 gateway,
@@ -52,6 +79,8 @@ class Server(uvicorn.Server):
         )
         self.gateway = gateway
         self._drain_until: float | None = None
+        self._retiring = False
+        self.beats: Callable[[], None] | None = None  # called when it listens
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.gateway.start()
@@ -60,6 +89,8 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.set_threshold(20_000, 20, 50)  # a finished request leaves no cycle behind, so there is little to find
         gc.freeze()  # what exists now stays; scanning it again and again would only delay streams
+        if self.beats is not None:
+            self.beats()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
@@ -69,38 +100,50 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain_until is None:
-            self._drain_until = time.monotonic() + self.gateway.control.config.listen.drain_s
+            self._drain_until = time.monotonic() + self.gateway.config.listen.drain_s
         else:
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         if self._drain_until is not None and not self.should_exit:
-            if not self.gateway.proxy.draining:
+            if not self.gateway.proxy.draining and not self._retiring:
                 self.gateway.drain()
                 log.info("stopping: %d requests may finish; a second signal stops at once", self.gateway.open_requests)
             late = time.monotonic() >= self._drain_until
-            if late:
+            if late and self.gateway.open_requests:
                 log.warning("stopping: %d requests did not finish in time and are cut", self.gateway.open_requests)
-            self.should_exit = late or self.gateway.open_requests == 0
+            idle = self.gateway.open_requests == 0 and not (self._retiring and self.server_state.connections)
+            self.should_exit = late or idle
         return await super().on_tick(counter)
+
+    def retire(self) -> None:
+        """Another process listens in its place: connections end with the answers they wait for."""
+        if self._drain_until is None:
+            self._retiring = True
+            self._drain_until = time.monotonic() + self.gateway.config.listen.drain_s
+            self.gateway.proxy.leaving = True
+            for server in self.servers:
+                server.close()
 
     def _reload(self) -> None:
         try:
-            self.gateway.control.reload("SIGHUP")
+            self.gateway.reload()
         except ConfigError as e:
             for line in e.lines:
                 log.error("reload refused: %s", line)
 
 
-def listen(config: Config) -> socket.socket:
-    """The bound socket. Raises OSError."""
-    host, port = config.listen.host, config.listen.port
+def listen(config: Config, port: int | None = None) -> socket.socket:
+    """The bound socket; of several workers each has its own at one `port`. Raises OSError."""
+    host, port = config.listen.host, config.listen.port if port is None else port
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if config.workers.count > 1:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
     except OSError:
         sock.close()

@@ -60,6 +60,11 @@ class Tenant:
     tokens: Bucket
     open: int = 0
 
+    def resume(self, estimated_tokens: int) -> Lease:
+        """A request that was admitted before this process lived: it is open, and was charged already."""
+        self.open += 1
+        return Lease(self, estimated_tokens)
+
 
 @dataclass(slots=True)
 class Lease:

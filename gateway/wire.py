@@ -32,6 +32,8 @@ _DROP_ON_IGNORED_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-setting
 class Proxied(Protocol):
     """Who serves requests without a task."""
 
+    leaving: bool  # connections end with their next answer
+
     def begin(self, scope: Any, client: Client, head: RequestHead | None) -> bool:
         """Takes a request whose body is there. False: it is not one for here."""
 
@@ -133,6 +135,8 @@ class WireProtocol(HttpToolsProtocol):
 
     def _start(self, cycle: SplicedCycle, head: RequestHead | None) -> None:
         """A request that is whole."""
+        if self.proxied is not None and self.proxied.leaving:
+            cycle.keep_alive = False
         if self.proxied is None or not self.proxied.begin(cycle.scope, cycle, head):
             self._start_asgi_task(cycle, self.app)
 
@@ -201,6 +205,8 @@ class WireProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         assert isinstance(cycle, SplicedCycle)
         self.serving = cycle
+        if self.proxied is not None and self.proxied.leaving:
+            cycle.keep_alive = False
         cycle.for_asgi()
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)

@@ -20,6 +20,7 @@ from policies.fleet_state import Replica
 from policies.model import (
     Abort,
     Added,
+    Choice,
     Decision,
     Draining,
     Ejected,
@@ -121,6 +122,40 @@ class Balancer:
     def cancel(self, request_id: str, now: float) -> list[Decision]:
         """The client left; the caller stops the attempt, if there is one."""
         return self.complete(request_id, Outcome.CANCELLED, None, now)
+
+    def adopt(self, request: Request, replica_id: str, since: float, started: bool, now: float) -> list[Decision]:
+        """A request that runs on a replica already, dispatched at `since` by a core before this one: charged as if it
+        had been sent there now. Nothing is decided. Raises ValueError when its id is already open.
+
+        Where the replica is not known (any more) the request is not known here either.
+        """
+        self._now = now
+        if request.id in self._open:
+            raise ValueError(f"request id {request.id!r} is already open; ids must be unique among open requests")
+        pool = self.fleet.pool(request)
+        if replica_id not in pool.by_id:
+            return []
+        service_class = self.classes.get(request.service_class)
+        if service_class is None:
+            service_class = self.classes[request.service_class] = ServiceClass(request.service_class)
+        tracked = self._open[request.id] = Tracked(request, service_class)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.id, tracked))
+        self.dispatcher.sight.look(pool, tracked, now)
+        self.dispatcher.dispatch(tracked, pool, Choice(replica_id, "adopted"), now)
+        charge, replica = tracked.charge, tracked.replica
+        assert charge is not None
+        assert replica is not None
+        charge.dispatched_at = since
+        if started:  # it is no sample of anything: its prefill was before our time
+            tracked.started = True
+            replica.fill.pop(request.id, None)
+            replica.ledger.begun(request.id, charge)
+            replica.changed(now)
+        return []
+
+    def is_open(self, request_id: str) -> bool:
+        return request_id in self._open
 
     # -- fleet and time ----------------------------------------------------------------------------------------
 

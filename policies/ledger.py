@@ -132,6 +132,12 @@ class WorkLedger:
             self.live_decodes += 1
         return done
 
+    def begun(self, request_id: str, charge: Charge) -> None:
+        """It had its first token before it was charged here: that says nothing about what others wait for."""
+        self._unqueue(request_id)
+        charge.decoding = True
+        self.live_decodes += 1
+
     def release(self, request_id: str, charge: Charge, now: float) -> None:
         """The only way out: gives back whatever of the charge is still held."""
         self.in_flight -= 1

@@ -1,0 +1,68 @@
+"""The core's view of one hand: its link, its open requests, and what it said about itself last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.link import Link
+from gateway.messages import of_decision
+from gateway.record import RequestRecord, Tokens
+from gateway.tenants import Lease
+from policies.model import Abort, Decision, Dispatch, Hold, Request, Shed
+
+
+class HandLink:
+    """`slot` is its place among the hands, `number` never repeats. Requests are named by number and the hand's id."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.slot = -1
+        self.pid = 0
+        self.link: Link  # set by whoever makes both
+        self.open: dict[str, Remote] = {}
+        self.prefilling: dict[str, bool] = {}  # what it believes of each replica
+        self.per_event: dict[str, float] = {}
+        self.awaits: dict[str, int] = {}
+        self.silent: dict[str, int] = {}
+        self.state: dict[str, Any] = {}
+
+    @property
+    def greeted(self) -> bool:
+        return self.slot >= 0
+
+
+@dataclass(slots=True, eq=False)
+class Remote:
+    """`placement.Owner` of a request whose bytes are in a hand."""
+
+    hand: HandLink
+    id: str
+    request: Request
+    lease: Lease | None = None
+    last: Dispatch | None = None
+    held: bool = False
+
+    @property
+    def record(self) -> RequestRecord:
+        """What is known of it, for the list of held requests."""
+        request = self.request
+        made = RequestRecord(self.id, request.received_at, model=request.model, tenant=request.tenant)
+        made.service_class, made.prompt = request.service_class, Tokens(request.prompt_tokens)
+        return made
+
+    def on_decision(self, decision: Decision) -> None:
+        if isinstance(decision, Dispatch):
+            self.last, self.held = decision, False
+            self.hand.prefilling[decision.replica_id] = True  # as the hand will believe
+        else:
+            self.held = isinstance(decision, Hold) or (isinstance(decision, Abort) and decision.requeue)
+        self.hand.link.tell(of_decision(self.id, decision))
+
+    def ran_on(self, replica_id: str) -> None:
+        """Another decided that, before this core or against it."""
+        self.last, self.held = Dispatch(self.id, replica_id, "adopted"), False
+        self.hand.prefilling[replica_id] = True
+
+    def refuse(self, reason: str, retry_after_s: float | None) -> None:
+        self.on_decision(Shed(self.id, reason, retry_after_s))

@@ -1,0 +1,48 @@
+"""Series of the single hands, beside those of the whole gateway: whether each keeps up, and how far the core is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.distribution import Distribution
+from gateway.hub import Hub
+from gateway.remote import ANSWER_S
+
+GAUGES = (
+    ("open", "forebay_hand_open_requests", "Requests of one worker that are received and not finished."),
+    ("lag_s", "forebay_hand_loop_lag_seconds", "How late a worker's event loop runs its timers, running mean."),
+    ("lag_max_s", "forebay_hand_loop_lag_max_seconds", "The same, worst of the last second."),
+    ("draining", "forebay_hand_draining", "1 while the worker shuts down."),
+)
+
+
+class HandSeries(Collector):
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterator[Metric]:
+        hands = [hand for hand in self._hub.hands if hand.state]
+        for key, name, help_text in GAUGES:
+            family = GaugeMetricFamily(name, help_text, labels=("hand",))
+            for hand in hands:
+                family.add_metric([str(hand.slot)], float(hand.state[key]))
+            yield family
+        local = CounterMetricFamily(
+            "forebay_hand_fallback_decisions", "Requests a worker placed while no core answered.", labels=("hand",)
+        )
+        answers = HistogramMetricFamily(
+            "forebay_hand_decision_seconds", "From asking the core for a decision to its answer.", labels=("hand",)
+        )
+        for hand in hands:
+            local.add_metric([str(hand.slot)], float(hand.state["local"]))
+            told = Distribution(ANSWER_S)
+            told.counts, told.total = hand.state["answers"]
+            answers.add_metric([str(hand.slot)], told.cumulative(), told.total)
+        yield local
+        yield answers
+        yield CounterMetricFamily(
+            "forebay_hands_lost", "Workers that went with open requests.", value=self._hub.lost_hands
+        )

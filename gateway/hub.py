@@ -1,0 +1,305 @@
+"""The core's end of the hands: what a `Proxy` is to one process, for requests whose bytes are in others.
+
+Hands announce, the core decides. A hand that is gone takes its requests with it: each is cancelled here, so nothing
+stays charged, and leaves a record that says so. Pulses of all hands are gathered to one per replica. What hands must
+know of the fleet and the configuration goes to all of them when it changes; whether a replica prefills at most every
+few milliseconds, since it only sorts the gaps of streams. A core that was restarted learns from the first hand that
+calls what the one before it had last: the running configuration and the state of the fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+from gateway import mirror
+from gateway.config import Config, ConfigError, build
+from gateway.errors import GatewayError
+from gateway.gathered import Gathered
+from gateway.hand_link import HandLink, Remote
+from gateway.link import Link, Message
+from gateway.messages import To, record, request, usage
+from gateway.proxy import Proxy
+from gateway.record import RequestRecord
+from gateway.scheduler import Scheduler
+from gateway.signals import Sign
+from gateway.tenants import Tenants
+from policies.model import Outcome, Pulse, Request, Usage
+
+PREFILL_S = 0.005  # how late a hand may learn that a replica began or ended a prefill
+STALE_S = 3.0  # age of a hand's state above which it does not count
+LOST = "worker_lost"  # reason in the record of a request that went with its hand
+log = logging.getLogger("forebay.core")
+Ask = Callable[[HandLink, Message], None]
+
+
+class Hub(Proxy):
+    """Owner of the hands' links. `seed` takes what an earlier core had; None: this is the first one."""
+
+    scheduler: Scheduler
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.hands: set[HandLink] = set()
+        self.lost_hands = 0
+        self.ask: Ask | None = None  # a request for the control plane
+        self.seed: Callable[[int, Mapping[str, Any], mirror.View], None] | None = None
+        self.number = 1  # of the configuration
+        self._numbers = count(1)
+        self._dirty: set[str] = set()
+        self._fleet_dirty = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._server: asyncio.Server | None = None
+        self._does: dict[int, Callable[[HandLink, Message], None]] = {
+            To.SUBMIT: self._submit,
+            To.FIRST: self._first,
+            To.FAILED: self._failed,
+            To.COMPLETE: self._complete,
+            To.PULSE: self._pulse,
+            To.SIGN: lambda hand, m: self.fleet.observed(m[1], Sign(m[2])),
+            To.RECORD: lambda hand, m: self.finished(record(m[1], None, None)),
+            To.ASK: lambda hand, m: self.ask(hand, m) if self.ask is not None else None,
+            To.STATE: self._state,
+            To.MADE: self._made,
+            To.ADOPT: self._adopt,
+            To.KEEP: self._keep,
+            To.HELLO: self._hello,
+        }
+
+    async def listen(self, path: str) -> None:
+        self._server = await asyncio.get_running_loop().create_unix_server(self._accept, path)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for hand in list(self.hands):
+            hand.link.close()
+        super().close()
+
+    # -- what the rest of the core asks ----------------------------------------------------------------------------
+
+    @property
+    def open(self) -> int:
+        return sum(int(hand.state.get("open", 0)) for hand in self.hands)
+
+    @property
+    def overloaded(self) -> bool:
+        return any(hand.state.get("shedding", False) for hand in self.hands)
+
+    def held(self) -> list[Any]:
+        return [remote for hand in self.hands for remote in hand.open.values() if remote.held]
+
+    def awaits(self, replica_id: str) -> int:
+        return sum(hand.awaits.get(replica_id, 0) for hand in self._fresh())
+
+    def silent(self, replica_id: str, for_s: float) -> int:
+        """As each hand counted them with the running configuration's `hang_s`."""
+        return sum(hand.silent.get(replica_id, 0) for hand in self._fresh())
+
+    def _fresh(self) -> list[HandLink]:
+        now = time.monotonic()
+        return [hand for hand in self.hands if now - hand.state.get("at", 0.0) < STALE_S]
+
+    def give_up_on(self, replica_id: str) -> None:
+        self.tell_all([To.GIVE_UP, replica_id])
+
+    def configure(self, config: Config, tenants: Tenants) -> None:
+        super().configure(config, tenants)
+        if hasattr(self, "hands"):  # not while the base class starts
+            self.number += 1
+            self.tell_all(self._configuration(To.CONFIG))
+            self.fleet_changed()
+
+    def fleet_changed(self) -> None:
+        if not self._fleet_dirty:
+            self._fleet_dirty = True
+            asyncio.get_running_loop().call_soon(self._show_fleet)
+
+    def lagged(self, mean_s: float) -> None:
+        """The core's own lag closes the hands' doors too."""
+        self.door.lagged(mean_s)
+        if mean_s > 0.01 or self.door.shedding:
+            self.tell_all([To.LAG, mean_s])
+
+    def tell_all(self, message: Message) -> None:
+        for hand in self.hands:
+            if hand.greeted:
+                hand.link.tell(message)
+
+    # -- hands come and go -----------------------------------------------------------------------------------------
+
+    def _accept(self) -> Link:
+        hand = HandLink(next(self._numbers))
+        does = self._does
+        hand.link = Link(lambda message: does[message[0]](hand, message), lambda: self._gone(hand))
+        self.hands.add(hand)
+        return hand.link
+
+    def _hello(self, hand: HandLink, message: Message) -> None:
+        _, hand.slot, hand.pid, number, document, seen = message
+        if self.seed is not None and document is not None:
+            seed, self.seed = self.seed, None
+            try:
+                build(document)
+                seed(number, document, seen)
+            except ConfigError:
+                log.exception("what the core before had cannot be taken over")
+        hand.link.tell([To.FLEET, self._view()])
+        hand.link.tell(self._configuration(To.WELCOME))
+
+    def _gone(self, hand: HandLink) -> None:
+        self.hands.discard(hand)
+        for meter in self.scheduler.meters.values():
+            if isinstance(meter, Gathered):
+                meter.forget(hand.number)
+        remotes, hand.open = hand.open, {}
+        now = time.monotonic()
+        for remote in remotes.values():
+            replica_id = None if remote.last is None else remote.last.replica_id
+            self.scheduler.complete(remote.request.id, Outcome.CANCELLED, None, replica_id)
+            if remote.lease is not None:
+                remote.lease.settle(None, now)
+        if remotes:
+            self.lost_hands += 1
+            log.warning("hand %d (pid %d) is gone; %d requests released", hand.slot, hand.pid, len(remotes))
+
+    def _configuration(self, kind: To) -> Message:
+        return [kind, self.number, self.config.model_dump(mode="json"), self.scheduler.reads_prefix]
+
+    def _view(self) -> mirror.View:
+        return mirror.view(self.fleet, {table.name: table for table in self.config.replicas})
+
+    def _show_fleet(self) -> None:
+        self._fleet_dirty = False
+        self.tell_all([To.FLEET, self._view()])
+
+    # -- what hands say --------------------------------------------------------------------------------------------
+
+    def _named(self, hand: HandLink, id: str, values: Any) -> Request:
+        return request(f"{hand.number}.{id}", values)
+
+    def _submit(self, hand: HandLink, message: Message) -> None:
+        _, id, values = message
+        made = self._named(hand, id, values)
+        remote = hand.open[id] = Remote(hand, id, made)
+        if made.tenant is not None:
+            tenant = self.tenants.by_name.get(made.tenant)
+            try:
+                remote.lease = self.tenants.admit(tenant, made.prompt_tokens + (made.max_tokens or 0), time.monotonic())
+            except GatewayError as error:
+                remote.refuse(error.code, error.retry_after_s)
+                return
+        self.scheduler.submit(made, remote)
+        if remote.last is not None:
+            self._touched(remote.last.replica_id)
+
+    def _first(self, hand: HandLink, message: Message) -> None:
+        remote = hand.open.get(message[1])
+        if remote is not None and remote.last is not None:
+            self.scheduler.first_token(remote.request.id, remote.last.replica_id)
+            self._touched(remote.last.replica_id)
+
+    def _failed(self, hand: HandLink, message: Message) -> None:
+        remote = hand.open.get(message[1])
+        if remote is None:
+            return
+        before = remote.last
+        if self.scheduler.balancer.is_open(remote.request.id):
+            self.scheduler.failed(remote.request.id, Outcome(message[2]))
+        else:  # it ran where this core never knew a replica
+            self.scheduler.complete(remote.request.id, Outcome.CANCELLED, None, None)
+            self.scheduler.submit(remote.request, remote)
+        if before is not None:
+            self._touched(before.replica_id)
+
+    def _complete(self, hand: HandLink, message: Message) -> None:
+        _, id, outcome, said, replica_id, seen = message
+        remote = hand.open.pop(id, None)
+        if remote is None:
+            return
+        self.scheduler.complete(remote.request.id, Outcome(outcome), usage(said), replica_id)
+        if replica_id is not None:
+            self._touched(replica_id)
+        finished = None if seen is None else record(seen, remote.request, remote.last)
+        if remote.lease is not None:
+            remote.lease.settle(None if finished is None else finished.charged_tokens, time.monotonic())
+        if finished is not None:
+            self._learn(finished, replica_id, usage(said))
+            self.finished(finished)
+
+    def _learn(self, finished: RequestRecord, replica_id: str | None, said: Usage | None) -> None:
+        if finished.outcome is Outcome.SUCCESS and said is not None and replica_id is not None:
+            self._meter(replica_id).ended(finished.content_events, said.completion_tokens)
+
+    def _pulse(self, hand: HandLink, message: Message) -> None:
+        _, replica_id, events, *values = message
+        meter = self._meter(replica_id)
+        meter.heard(hand.number, events, Pulse(*values), time.monotonic())
+        self.scheduler.tick()
+        known = hand.per_event.get(replica_id, 1.0)
+        if abs(meter.tokens_per_event - known) > 0.01 * known:
+            hand.per_event[replica_id] = meter.tokens_per_event
+            hand.link.tell([To.METER, replica_id, meter.tokens_per_event])
+
+    def _meter(self, replica_id: str) -> Gathered:
+        meter = self.scheduler.meters.get(replica_id)
+        if not isinstance(meter, Gathered):
+            meter = self.scheduler.meters[replica_id] = Gathered(replica_id)
+        return meter
+
+    def _state(self, hand: HandLink, message: Message) -> None:
+        state = message[1]
+        hand.awaits, hand.silent = state.pop("awaits"), state.pop("silent")
+        for of, refused in state.pop("refused").items():
+            self.door.refused[of] += refused
+        state["at"] = time.monotonic()
+        hand.state = state
+        self.door.receiving_bytes = sum(h.state.get("receiving_bytes", 0) for h in self.hands)
+
+    def _made(self, hand: HandLink, message: Message) -> None:
+        self.made(message[1], message[2])
+        for other in self.hands:
+            if other is not hand and other.greeted:
+                other.link.tell(message)
+
+    def _adopt(self, hand: HandLink, message: Message) -> None:
+        _, id, values, replica_id, since, started = message
+        made = self._named(hand, id, values)
+        remote = hand.open[id] = Remote(hand, id, made)
+        if made.tenant is not None and (tenant := self.tenants.by_name.get(made.tenant)) is not None:
+            remote.lease = tenant.resume(made.prompt_tokens + (made.max_tokens or 0))
+        self._take(remote, replica_id, since, started)
+
+    def _take(self, remote: Remote, replica_id: str, since: float, started: bool) -> None:
+        remote.ran_on(replica_id)
+        self.scheduler.adopt(remote.request, remote, replica_id, since, started)
+        self._touched(replica_id)
+
+    def _keep(self, hand: HandLink, message: Message) -> None:
+        remote = hand.open.get(message[1])
+        if remote is not None:
+            self.scheduler.complete(remote.request.id, Outcome.CANCELLED, None, None)
+            self._take(remote, message[2], time.monotonic(), True)
+
+    # -- whether replicas prefill ------------------------------------------------------------------------------------
+
+    def _touched(self, replica_id: str) -> None:
+        self._dirty.add(replica_id)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PREFILL_S, self._tell_prefilling)
+
+    def _tell_prefilling(self) -> None:
+        self._timer = None
+        dirty, self._dirty = self._dirty, set()
+        for replica_id in dirty:
+            prefilling = self.scheduler.balancer.prefilling(replica_id)
+            for hand in self.hands:
+                if hand.prefilling.get(replica_id, False) != prefilling:
+                    hand.prefilling[replica_id] = prefilling
+                    hand.link.tell([To.PREFILL, replica_id, prefilling])

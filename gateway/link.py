@@ -1,0 +1,105 @@
+"""The wire between a hand and the core: frames of small messages over a Unix socket, one write per turn of the loop.
+
+A message is a JSON array that begins with a number of `messages.py`; a frame is a length of four bytes and an array of
+messages. Everything told during one turn of the event loop leaves in one write, and everything read in one turn is
+handed over before answers leave, so under load the cost of a system call is shared by many requests.
+Trade-off: JSON is not the smallest form, but orjson writes and reads it in C faster than Python can pack structs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import orjson
+
+MOST_FRAME_BYTES = 256 * 1024 * 1024  # beyond it the other side is not ours
+log = logging.getLogger("forebay.link")
+Message = list[Any]
+
+
+class Link(asyncio.Protocol):
+    """One end. `heard` gets each message, `lost` the end of the connection, once."""
+
+    def __init__(self, heard: Callable[[Message], None], lost: Callable[[], None]) -> None:
+        self._heard = heard
+        self._lost = lost
+        self._out: list[bytes] = []
+        self._in = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None
+
+    def tell(self, message: Message) -> None:
+        """Sent with everything else of this turn. Raises TypeError for what is no JSON, telling nothing."""
+        encoded = orjson.dumps(message)
+        if self._transport is None or self._loop is None:
+            return  # nobody is there any more; whoever waits is told by `lost`
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out.append(encoded)
+
+    def flush(self) -> None:
+        out = self._out
+        if out and self._transport is not None:
+            payload = b"[%b]" % b",".join(out)
+            self._transport.write(len(payload).to_bytes(4, "little") + payload)
+        self._out = []
+
+    def close(self) -> None:
+        """What was told so far still leaves."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def drop(self) -> None:
+        """Ends it at once; `lost` is not called any more."""
+        transport, self._transport = self._transport, None
+        self._out = []
+        if transport is not None:
+            transport.abort()
+
+    # -- asyncio.Protocol ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
+        self._transport.set_write_buffer_limits(high=MOST_FRAME_BYTES)
+        self._loop = asyncio.get_running_loop()
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._in
+        buffer += data
+        at = 0
+        while len(buffer) - at >= 4:
+            size = int.from_bytes(buffer[at : at + 4], "little")
+            if size > MOST_FRAME_BYTES:
+                log.error("a frame of %d bytes: the other side of the link is not ours", size)
+                self._end()
+                return
+            if len(buffer) - at - 4 < size:
+                break
+            messages = orjson.loads(memoryview(buffer)[at + 4 : at + 4 + size])
+            at += 4 + size
+            for message in messages:
+                try:
+                    self._heard(message)
+                except Exception:
+                    log.exception("a message of the link failed: %s", message[:2])
+        if at:
+            del buffer[:at]
+
+    def eof_received(self) -> None:
+        self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._transport is not None:
+            self.drop()
+            self._lost()

@@ -1,0 +1,82 @@
+"""The fleet as the core last told it, for a hand: what exists, what it serves, who may be dispatched to.
+
+The core alone probes, scrapes and ejects; what a hand's attempts show about a replica is told to it. While no core
+answers, the last view stays, and a replica that shows a hard sign is left out for a while here as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gateway.fleet import Fleet, Target
+from gateway.replica import Model, Replica
+from gateway.sections import Health
+from gateway.sections import Replica as ReplicaTable
+from gateway.signals import HARD, Sign
+
+LEFT_OUT_S = 2.0
+View = Sequence[Any]
+
+
+def view(fleet: Fleet, tables: Mapping[str, ReplicaTable]) -> View:
+    """What a hand has to know, as plain values; keys of replicas are not in it, only the names of their variables."""
+    rows = []
+    for replica in fleet.replicas.values():
+        models = [(m.id, m.parent, m.max_model_len, m.document) for m in replica.models.values()]
+        table = tables.get(replica.id)
+        if table is not None:
+            spelled = table.model_dump()
+            rows.append((spelled, models, replica.learnt, replica.draining, fleet.available(replica.id)))
+    known = {name: (target.model, target.adapter) for name, target in fleet.known.items()}
+    return rows, known
+
+
+class Mirror(Fleet):
+    """`tell` hears of every sign. Nothing here decides about health."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        tell: Callable[[str, Sign], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(Health(), lambda _: None, clock=clock)
+        self._environ = environ
+        self._tell = tell
+        self._open: frozenset[str] = frozenset()
+        self._left_out: dict[str, float] = {}
+        self.alone = False  # no core answers
+        self.seen: View = ((), {})  # as it was told last
+
+    def show(self, seen: View) -> None:
+        """Takes a view; what did not change keeps its object."""
+        rows, known = seen
+        self.seen = seen
+        replicas: dict[str, Replica] = {}
+        available = set()
+        for spelled, models, learnt, draining, open_ in rows:
+            made = Replica.of(ReplicaTable.model_validate(spelled), self._environ)
+            before = self.replicas.get(made.id)
+            if before is not None and (before.url, before.key, before.ca_file) == (made.url, made.key, made.ca_file):
+                made = before
+            made.models = {row[0]: Model(*row) for row in models}
+            made.learnt, made.draining = learnt, draining
+            replicas[made.id] = made
+            if open_:
+                available.add(made.id)
+        self.replicas = replicas
+        self.known = {name: Target(*target) for name, target in known.items()}
+        self._open = frozenset(available)
+        self.version += 1
+
+    def available(self, replica_id: str) -> bool:
+        if replica_id not in self._open:
+            return False
+        return not self.alone or self._clock() >= self._left_out.get(replica_id, 0.0)
+
+    def observed(self, replica_id: str, sign: Sign) -> None:
+        if sign in HARD and self.alone:
+            self._left_out[replica_id] = self._clock() + LEFT_OUT_S
+        self._tell(replica_id, sign)
