@@ -11,18 +11,20 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway import mirror
+from gateway import hands, mirror
 from gateway.app import Gateway
 from gateway.config import Config, ConfigError, build
-from gateway.hands import HandSeries
+from gateway.fleet import OPERATOR
 from gateway.hub import Hub
 from gateway.relayed import Asked
 from policies.model import FleetEvent, PeerLoad, Scraped
 
+SETTLE_S = 3.0
 log = logging.getLogger("forebay.core")
 
 
@@ -41,9 +43,9 @@ class Core(Gateway):
     ) -> None:
         super().__init__(config, path, overrides, environ, kind=Hub)
         self.proxy.ask = Asked(self.admin)
-        if again:
-            self.proxy.seed = self._take_over
-        self.registry.register(HandSeries(self.proxy))
+        self._again = again
+        self.registry.register(hands.HandSeries(self.proxy))
+        hands.mount(self.admin, self.proxy)
         self.lag.told = self.proxy.lagged
 
     def _fleet_event(self, event: FleetEvent) -> None:
@@ -51,20 +53,38 @@ class Core(Gateway):
         if not isinstance(event, Scraped | PeerLoad):
             self.proxy.fleet_changed()
 
+    async def settle(self) -> None:
+        """Until it is known which replicas there are, within bounds; then the hands are let in.
+
+        A core that was restarted takes over what the first hands that called know of the one before: the running
+        configuration, and replicas as they were seen last, until the first probes say more.
+        """
+        until = time.monotonic() + SETTLE_S
+        while self._unsettled and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        if self._again and self.proxy.before is not None:
+            try:
+                self._take_over(*self.proxy.before)
+            except ConfigError:
+                log.exception("what the core before had cannot be taken over")
+        self.proxy.welcome()
+
+    @property
+    def _unsettled(self) -> bool:
+        return bool(self.fleet.awaited) or (self._again and self.proxy.before is None)
+
     def _take_over(self, number: int, document: Mapping[str, Any], seen: mirror.View) -> None:
-        """The running configuration, and replicas as they were seen last, until the first probes say more."""
         config = build(document)
         if config != self.config:
             self.control.apply(config, "as it ran before the core was restarted")
-        rows, _ = seen
-        for spelled, models, learnt, draining, available in rows:
-            name = spelled["id"] or next((t.name for t in config.replicas if t.url == spelled["url"]), "")
+        rows, _, _ = seen
+        for name, _, _, _, models, learnt, drained_by, available in rows:
             if self.fleet.get(name) is None or not learnt:
                 continue
             self.fleet.learn(name, [row[3] or {"id": row[0], "parent": row[1]} for row in models])
-            if draining:
+            if OPERATOR in drained_by:
                 self.fleet.drain(name)
-            if available or draining:
+            if available or drained_by:
                 self.fleet.probed(name, None)
         log.info("took over %d replicas and configuration %d from the hands", len(rows), number)
 
@@ -77,6 +97,7 @@ async def run(core: Core, path: str, beat: Callable[[], None], leave: asyncio.Ev
     loop.add_signal_handler(signal.SIGHUP, lambda: _reload(core))
     await core.start()
     await core.proxy.listen(path)
+    await core.settle()
     beat()
     gc.collect()
     gc.set_threshold(20_000, 20, 50)

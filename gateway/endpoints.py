@@ -33,6 +33,11 @@ class Endpoint:
     asks_usage: bool = False
 
     @property
+    def takes_steps(self) -> bool:
+        """Whether an answer takes steps of an engine."""
+        return self.kind in (Kind.GENERATE, Kind.POOL)
+
+    @property
     def allow(self) -> str:
         return ", ".join((*self.methods, "OPTIONS"))
 

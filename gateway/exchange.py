@@ -133,11 +133,6 @@ class Exchange(Driven):
         return True
 
     @property
-    def waits_for_engine(self) -> bool:
-        """Whether its answer takes engine steps."""
-        return self.endpoint.kind in (Kind.GENERATE, Kind.POOL)
-
-    @property
     def held(self) -> bool:
         """Whether it waits for a decision: never dispatched, or taken back."""
         return self._deciding and self._decision is None

@@ -46,7 +46,7 @@ class Hand:
         self._path = path
         self._number = 0
         self._document: dict[str, Any] | None = None
-        self.fleet = Mirror(environ, self._sign)
+        self.fleet = Mirror(self._sign)
         self.scheduler = RemoteScheduler(self.fleet, config.workers.answer_s, self._hung)
         self.proxy = HandProxy(
             self.scheduler, self.fleet, self.part(config), self.scheduler.recorded, Tenants.of(config, environ)
@@ -182,6 +182,7 @@ class Hand:
             self.scheduler.dispatched(message[1]).tokens_per_event = message[2]
         elif kind == To.FLEET:
             self.fleet.show(message[1])
+            self.proxy.prune()
             for id in self.scheduler.meters.keys() - self.fleet.replicas.keys():
                 del self.scheduler.meters[id]
         elif kind in (To.CONFIG, To.WELCOME):
@@ -275,7 +276,7 @@ class HandProxy(Proxy):
             relay, id = exchange.relay, exchange.record.replica_id
             if relay is None or relay.over or id is None or exchange.client.paused:
                 continue
-            awaits[id] = awaits.get(id, 0) + exchange.waits_for_engine
+            awaits[id] = awaits.get(id, 0) + exchange.endpoint.takes_steps
             if relay.content_events > 0 and now - relay.last_sign_at >= silent_s:
                 silent[id] = silent.get(id, 0) + 1
         return awaits, silent

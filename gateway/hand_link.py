@@ -9,6 +9,7 @@ from gateway.link import Link
 from gateway.messages import of_decision
 from gateway.record import RequestRecord, Tokens
 from gateway.tenants import Lease
+from policies.designs import Assignment
 from policies.model import Abort, Decision, Dispatch, Hold, Request, Shed
 
 
@@ -42,6 +43,7 @@ class Remote:
     lease: Lease | None = None
     last: Dispatch | None = None
     held: bool = False
+    assignment: Assignment | None = None  # in the experiment that ran when it came
 
     @property
     def record(self) -> RequestRecord:

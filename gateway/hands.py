@@ -1,9 +1,12 @@
-"""Series of the single hands, beside those of the whole gateway: whether each keeps up, and how far the core is."""
+"""What is known of the single hands, beside the whole gateway: whether each keeps up, and how far away the core is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
+from fastapi import FastAPI
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -46,3 +49,15 @@ class HandSeries(Collector):
         yield CounterMetricFamily(
             "forebay_hands_lost", "Workers that went with open requests.", value=self._hub.lost_hands
         )
+
+
+def mount(app: FastAPI, hub: Hub) -> None:
+    @app.get("/admin/workers")
+    async def workers() -> dict[str, Any]:
+        """The processes of this gateway: the core, and each hand with what it said of itself last."""
+        hands = [
+            {"slot": hand.slot, "pid": hand.pid, "open_at_core": len(hand.open), "state": hand.state}
+            for hand in sorted(hub.hands, key=lambda hand: hand.slot)
+            if hand.greeted
+        ]
+        return {"core": {"pid": os.getpid()}, "hands": hands}

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from gateway import mirror
-from gateway.config import Config, ConfigError, build
+from gateway.config import Config
 from gateway.errors import GatewayError
 from gateway.gathered import Gathered
 from gateway.hand_link import HandLink, Remote
@@ -29,16 +29,18 @@ from gateway.scheduler import Scheduler
 from gateway.signals import Sign
 from gateway.tenants import Tenants
 from policies.model import Outcome, Pulse, Request, Usage
+from policies.objectives import Partition
 
 PREFILL_S = 0.005  # how late a hand may learn that a replica began or ended a prefill
 STALE_S = 3.0  # age of a hand's state above which it does not count
+LOST_AFTER_S = 2.0  # a hand that lives calls again sooner
 LOST = "worker_lost"  # reason in the record of a request that went with its hand
 log = logging.getLogger("forebay.core")
 Ask = Callable[[HandLink, Message], None]
 
 
 class Hub(Proxy):
-    """Owner of the hands' links. `seed` takes what an earlier core had; None: this is the first one."""
+    """Owner of the hands' links."""
 
     scheduler: Scheduler
 
@@ -47,7 +49,8 @@ class Hub(Proxy):
         self.hands: set[HandLink] = set()
         self.lost_hands = 0
         self.ask: Ask | None = None  # a request for the control plane
-        self.seed: Callable[[int, Mapping[str, Any], mirror.View], None] | None = None
+        self.ready = False  # to decide; hands that call before wait
+        self.before: tuple[int, Mapping[str, Any], mirror.View] | None = None  # what hands know of a core before this
         self.number = 1  # of the configuration
         self._numbers = count(1)
         self._dirty: set[str] = set()
@@ -129,7 +132,7 @@ class Hub(Proxy):
 
     def tell_all(self, message: Message) -> None:
         for hand in self.hands:
-            if hand.greeted:
+            if hand.greeted and self.ready:
                 hand.link.tell(message)
 
     # -- hands come and go -----------------------------------------------------------------------------------------
@@ -143,14 +146,20 @@ class Hub(Proxy):
 
     def _hello(self, hand: HandLink, message: Message) -> None:
         _, hand.slot, hand.pid, number, document, seen = message
-        if self.seed is not None and document is not None:
-            seed, self.seed = self.seed, None
-            try:
-                build(document)
-                seed(number, document, seen)
-            except ConfigError:
-                log.exception("what the core before had cannot be taken over")
-        hand.link.tell([To.FLEET, self._view()])
+        if document is not None and (self.before is None or self.before[0] < number):
+            self.before = (number, document, seen)
+        if self.ready:
+            self._welcome(hand)
+
+    def welcome(self) -> None:
+        """The core is ready to decide."""
+        self.ready = True
+        for hand in self.hands:
+            if hand.greeted:
+                self._welcome(hand)
+
+    def _welcome(self, hand: HandLink) -> None:
+        hand.link.tell([To.FLEET, mirror.view(self.fleet)])
         hand.link.tell(self._configuration(To.WELCOME))
 
     def _gone(self, hand: HandLink) -> None:
@@ -165,19 +174,28 @@ class Hub(Proxy):
             self.scheduler.complete(remote.request.id, Outcome.CANCELLED, None, replica_id)
             if remote.lease is not None:
                 remote.lease.settle(None, now)
-        if remotes:
-            self.lost_hands += 1
-            log.warning("hand %d (pid %d) is gone; %d requests released", hand.slot, hand.pid, len(remotes))
+        if remotes and self._server is not None:
+            asyncio.get_running_loop().call_later(LOST_AFTER_S, self._lost, hand, list(remotes.values()))
+
+    def _lost(self, hand: HandLink, remotes: list[Remote]) -> None:
+        """Unless it is the same process that only called again, its requests went with it."""
+        if any(other.pid == hand.pid for other in self.hands):
+            return
+        self.lost_hands += 1
+        log.warning("hand %d (pid %d) is gone, and %d requests with it", hand.slot, hand.pid, len(remotes))
+        now = time.monotonic()
+        for remote in remotes:
+            finished = remote.record
+            finished.outcome, finished.partition = Outcome.ERROR, Partition.ERROR_TRANSPORT
+            finished.reason, finished.ended_at = LOST, now
+            self.finished(finished)
 
     def _configuration(self, kind: To) -> Message:
         return [kind, self.number, self.config.model_dump(mode="json"), self.scheduler.reads_prefix]
 
-    def _view(self) -> mirror.View:
-        return mirror.view(self.fleet, {table.name: table for table in self.config.replicas})
-
     def _show_fleet(self) -> None:
         self._fleet_dirty = False
-        self.tell_all([To.FLEET, self._view()])
+        self.tell_all([To.FLEET, mirror.view(self.fleet)])
 
     # -- what hands say --------------------------------------------------------------------------------------------
 
@@ -195,6 +213,8 @@ class Hub(Proxy):
             except GatewayError as error:
                 remote.refuse(error.code, error.retry_after_s)
                 return
+        if self.experiment is not None:
+            remote.assignment = self.experiment.assign(made, time.time())
         self.scheduler.submit(made, remote)
         if remote.last is not None:
             self._touched(remote.last.replica_id)
@@ -227,6 +247,8 @@ class Hub(Proxy):
         if replica_id is not None:
             self._touched(replica_id)
         finished = None if seen is None else record(seen, remote.request, remote.last)
+        if finished is not None:
+            finished.assignment = remote.assignment
         if remote.lease is not None:
             remote.lease.settle(None if finished is None else finished.charged_tokens, time.monotonic())
         if finished is not None:

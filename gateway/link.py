@@ -89,7 +89,7 @@ class Link(asyncio.Protocol):
                 try:
                     self._heard(message)
                 except Exception:
-                    log.exception("a message of the link failed: %s", message[:2])
+                    log.exception("a message of the link failed, of kind %s", message[0])
         if at:
             del buffer[:at]
 

@@ -7,30 +7,27 @@ answers, the last view stays, and a replica that shows a hard sign is left out f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.fleet import Fleet, Target
 from gateway.replica import Model, Replica
 from gateway.sections import Health
-from gateway.sections import Replica as ReplicaTable
 from gateway.signals import HARD, Sign
 
 LEFT_OUT_S = 2.0
 View = Sequence[Any]
 
 
-def view(fleet: Fleet, tables: Mapping[str, ReplicaTable]) -> View:
-    """What a hand has to know, as plain values; keys of replicas are not in it, only the names of their variables."""
+def view(fleet: Fleet) -> View:
+    """What a hand has to know, as plain values. Keys of replicas are among them: it goes to our own processes only."""
     rows = []
-    for replica in fleet.replicas.values():
-        models = [(m.id, m.parent, m.max_model_len, m.document) for m in replica.models.values()]
-        table = tables.get(replica.id)
-        if table is not None:
-            spelled = table.model_dump()
-            rows.append((spelled, models, replica.learnt, replica.draining, fleet.available(replica.id)))
+    for r in fleet.replicas.values():
+        models = [(m.id, m.parent, m.max_model_len, m.document) for m in r.models.values()]
+        state = (models, r.learnt, sorted(r.drained_by), fleet.available(r.id))
+        rows.append((r.id, r.url, r.key, r.ca_file, *state))
     known = {name: (target.model, target.adapter) for name, target in fleet.known.items()}
-    return rows, known
+    return rows, known, sorted(fleet.awaited)
 
 
 class Mirror(Fleet):
@@ -38,34 +35,33 @@ class Mirror(Fleet):
 
     def __init__(
         self,
-        environ: Mapping[str, str],
         tell: Callable[[str, Sign], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(Health(), lambda _: None, clock=clock)
-        self._environ = environ
         self._tell = tell
         self._open: frozenset[str] = frozenset()
         self._left_out: dict[str, float] = {}
         self.alone = False  # no core answers
-        self.seen: View = ((), {})  # as it was told last
+        self.seen: View = ((), {}, ())  # as it was told last
 
     def show(self, seen: View) -> None:
         """Takes a view; what did not change keeps its object."""
-        rows, known = seen
+        rows, known, awaited = seen
         self.seen = seen
         replicas: dict[str, Replica] = {}
         available = set()
-        for spelled, models, learnt, draining, open_ in rows:
-            made = Replica.of(ReplicaTable.model_validate(spelled), self._environ)
-            before = self.replicas.get(made.id)
-            if before is not None and (before.url, before.key, before.ca_file) == (made.url, made.key, made.ca_file):
-                made = before
+        for id, url, key, ca_file, models, learnt, drained_by, open_ in rows:
+            made = self.replicas.get(id)
+            if made is None or (made.key, made.ca_file) != (key, ca_file):
+                made = Replica(id, url, key, ca_file)
+            made.url = url
             made.models = {row[0]: Model(*row) for row in models}
-            made.learnt, made.draining = learnt, draining
-            replicas[made.id] = made
+            made.learnt, made.drained_by = learnt, set(drained_by)
+            replicas[id] = made
             if open_:
-                available.add(made.id)
+                available.add(id)
+        self.awaited = set(awaited)
         self.replicas = replicas
         self.known = {name: Target(*target) for name, target in known.items()}
         self._open = frozenset(available)

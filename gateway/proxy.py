@@ -244,7 +244,7 @@ class Proxy:
             exchange.relay is not None
             and not exchange.relay.over
             and exchange.record.replica_id == replica_id
-            and exchange.waits_for_engine
+            and exchange.endpoint.takes_steps
             and not exchange.client.paused
             for exchange in self.live
         )

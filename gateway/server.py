@@ -25,6 +25,7 @@ from gateway.config import Config, ConfigError
 from gateway.proxy import Proxy
 
 log = logging.getLogger("forebay")
+LEAVE_IDLE_S = 1.0  # a client that has just had an answer may be sending the next request
 CUT_S = 2  # for streams that are cut at the end of the drain
 
 
@@ -109,6 +110,9 @@ class Server(uvicorn.Server):
             if not self.gateway.proxy.draining and not self._retiring:
                 self.gateway.drain()
                 log.info("stopping: %d requests may finish; a second signal stops at once", self.gateway.open_requests)
+            if self._retiring:
+                for connection in list(self.server_state.connections):
+                    connection.leave(LEAVE_IDLE_S)  # type: ignore[union-attr]
             late = time.monotonic() >= self._drain_until
             if late and self.gateway.open_requests:
                 log.warning("stopping: %d requests did not finish in time and are cut", self.gateway.open_requests)

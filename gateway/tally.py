@@ -48,10 +48,12 @@ CHOICES = frozenset(
         "none_available",
         "weight",
         "mixed",
+        "fallback",
+        "adopted",
     }
 )
 FAILURES = {
-    *("connect_timeout", "preempted", "client_left", "client_stalled", "http_5xx"),
+    *("connect_timeout", "preempted", "client_left", "client_stalled", "http_5xx", "worker_lost"),
     *(f"http_{s}" for s in HTTPStatus if s >= 400),
 }
 REASONS = frozenset({c.value for c in Code} | {s.value for s in Sign} | FAILURES)

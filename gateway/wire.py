@@ -309,6 +309,13 @@ class WireProtocol(HttpToolsProtocol):
         else:
             self.close()
 
+    def leave(self, idle_s: float) -> None:
+        """Closes if it has been idle for so long after an answer."""
+        serving = self.serving
+        idle = serving is not None and serving.response_complete and not self._in_message
+        if idle and time.monotonic() - self._idle_since >= idle_s:
+            self.close()
+
     def close(self) -> None:
         """Closes once all is sent; what a client has not taken by `client_stall_s` from now is dropped."""
         transport = self.transport

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from loadtests.bench.contenders import FOREBAY
-from loadtests.bench.processes import Server, free_ports
 from tests.serving import CHAT, PLAIN, Gateway, Stream, chat, gateway, post, samples, stream, streaming, wait_for
+from tests.simulated import Simulated, simulated
 
 # Quick to see what is wrong, patient with a machine that is merely busy: a hung engine is told by its heartbeat.
 QUICK = """
@@ -41,47 +38,6 @@ COUNTERS = (
     "forebay_held_requests",
     "forebay_held_bytes",
 )
-
-
-@dataclass
-class Simulated:
-    """Three simulated replicas in one process; `order` breaks one of them."""
-
-    urls: list[str]
-
-    def order(self, i: int, kind: str, **values: float) -> None:
-        # ordered through the last one, which no test switches off: a replica that refuses connects takes no orders
-        url = f"{self.urls[-1]}/forebay/fault?replica={i}"
-        answer = httpx.post(url, json={"kind": kind, **values}, timeout=30, verify=PLAIN)
-        assert answer.status_code == 200, answer.text
-
-    def index(self, name: str) -> int:
-        return next(i for i, url in enumerate(self.urls) if name in url)
-
-
-def _run_of_ports(count: int) -> int:
-    """`forebay replica` takes consecutive ports."""
-    while True:
-        (base,) = free_ports(1)
-        with suppress(OSError, OverflowError):
-            for port in range(base, base + count):
-                with socket.socket() as s:
-                    s.bind(("127.0.0.1", port))
-            return base
-
-
-@contextmanager
-def simulated(folder: Path, count: int = 3, *flags: str) -> Iterator[Simulated]:
-    base = _run_of_ports(count)
-    argv = [*FOREBAY, "replica", "--port", str(base), "--count", str(count), "--profile", "h100-8b", "--model", "tiny"]
-    server = Server([*argv, *flags], folder / "replicas.log")
-    urls = [f"http://127.0.0.1:{base + i}" for i in range(count)]
-    try:
-        for url in urls:
-            server.wait_ready(f"{url}/health")
-        yield Simulated(urls)
-    finally:
-        server.stop()
 
 
 @pytest.fixture

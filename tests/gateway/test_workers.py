@@ -1,0 +1,237 @@
+"""Stories of a gateway in several processes: hands and the core die, hang, are replaced, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.tenants import digest
+from tests.serving import CHAT, PLAIN, Gateway, Stream, chat, gateway, post, samples, streaming, wait_for
+from tests.simulated import Simulated, simulated
+
+QUICK = f"""
+[workers]
+count = 2
+[scrape]
+interval_s = 0.2
+[health]
+probe_interval_s = 0.2
+probe_timeout_s = 30.0
+slow_start_s = 0.0
+[listen]
+drain_s = 20.0
+[tenants.small]
+keys_sha256 = ["{digest("sk-small").hex()}"]
+request_burst = 3
+requests_per_s = 0.001
+[tenants.big]
+keys_sha256 = ["{digest("sk-big").hex()}"]
+"""
+BIG = {"authorization": "Bearer sk-big"}
+SMALL = {"authorization": "Bearer sk-small"}
+COUNTERS = (
+    "forebay_replica_in_flight",
+    "forebay_replica_prefill_backlog_tokens",
+    "forebay_open_requests",
+    "forebay_held_requests",
+    "forebay_held_bytes",
+)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    with simulated(tmp_path_factory.mktemp("replicas"), 2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def front(fleet: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(fleet.urls, tmp_path_factory.mktemp("gateway"), config=QUICK) as running:
+        wait_for(lambda: running.metric("forebay_replica_available") == 2, "both replicas are in")
+        yield running
+
+
+def children(front: Gateway) -> list[int]:
+    return [pid for pid in front.server.tree()[1:] if alive(pid)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def processes(front: Gateway) -> dict[str, Any]:
+    known: dict[str, Any] = httpx.get(f"{front.url}/admin/workers", timeout=30, verify=PLAIN).json()
+    return known
+
+
+def core_of(front: Gateway) -> int:
+    pid: int = processes(front)["core"]["pid"]
+    return pid
+
+
+def hands_of(front: Gateway) -> list[int]:
+    return [row["pid"] for row in processes(front)["hands"]]
+
+
+def seen(front: Gateway, name: str) -> float | None:
+    """Sum of the series of that name; None while no core answers."""
+    answer = httpx.get(f"{front.url}/metrics", timeout=30, verify=PLAIN)
+    return None if answer.status_code != 200 else sum(v for n, _, v in samples(answer.text) if n == name)
+
+
+def quiet(front: Gateway) -> bool:
+    return all(seen(front, name) == 0 for name in COUNTERS)
+
+
+def begun(stack: ExitStack, front: Gateway, count: int, max_tokens: int = 400) -> list[tuple[Stream, Iterator[bytes]]]:
+    """So many streams on connections of their own, each after its first content."""
+    out = []
+    for _ in range(count):
+        body = chat("tell of the river that runs to the sea", max_tokens=max_tokens)
+        opened = stack.enter_context(streaming(front.url, body, **BIG))
+        events = iter(opened)
+        for event in events:
+            if b'"content"' in event:
+                break
+        out.append((opened, events))
+    return out
+
+
+def finish(streams: list[tuple[Stream, Iterator[bytes]]]) -> list[Stream]:
+    with ThreadPoolExecutor(len(streams)) as pool:
+        list(pool.map(lambda pair: list(pair[1]), streams))
+    return [opened for opened, _ in streams]
+
+
+def answers(front: Gateway, headers: dict[str, str] = BIG) -> httpx.Response:
+    return post(front.url, chat("where is the sea", max_tokens=2), **headers)
+
+
+def test_both_hands_serve_and_the_core_counts_for_the_whole_host(front: Gateway) -> None:
+    before = front.metric("forebay_requests_total", outcome="success")
+    for _ in range(12):
+        assert answers(front).status_code == 200
+    wait_for(lambda: front.metric("forebay_requests_total", outcome="success") == before + 12, "all are counted")
+    assert len(hands_of(front)) == 2
+    assert httpx.get(f"{front.url}/v1/models", headers=BIG, verify=PLAIN).json()["data"][0]["id"] == "tiny"
+    wait_for(lambda: quiet(front), "nothing is left")
+
+
+def test_quotas_hold_for_the_host_and_not_for_each_hand(front: Gateway) -> None:
+    statuses = [answers(front, SMALL).status_code for _ in range(9)]
+    assert sorted(statuses) == [200] * 3 + [429] * 6
+
+
+def test_a_change_through_one_hand_is_true_for_all(front: Gateway) -> None:
+    replica = httpx.get(f"{front.url}/admin/fleet", verify=PLAIN).json()[0]["id"]
+    assert httpx.post(f"{front.url}/admin/drain/{replica}", verify=PLAIN).status_code == 200
+    served = {answers(front).headers["x-forebay-replica"] for _ in range(10)}
+    assert served
+    assert replica not in served
+    httpx.post(f"{front.url}/admin/drain/{replica}?draining=false", verify=PLAIN)
+    patch = httpx.patch(f"{front.url}/admin/config", json={"stream": {"commit_after_s": 11.0}}, verify=PLAIN)
+    assert patch.json()["changed"] == ["stream.commit_after_s: 15.0 -> 11.0"]
+
+
+def test_a_killed_hand_takes_only_its_own_streams_with_it(front: Gateway) -> None:
+    lost = front.metric("forebay_requests_total", reason="worker_lost")
+    with ExitStack() as stack:
+        streams = begun(stack, front, 8)
+        os.kill(hands_of(front)[0], signal.SIGKILL)
+        ended = finish(streams)
+    whole = [one for one in ended if one.done]
+    broken = [one for one in ended if one.broken and not one.done]
+    assert len(whole) + len(broken) == 8
+    counted = wait_for(
+        lambda: front.metric("forebay_requests_total", reason="worker_lost") - lost == len(broken), "they are counted"
+    )
+    assert counted
+    wait_for(lambda: len(set(hands_of(front))) == 2, "another hand is there")
+    wait_for(lambda: quiet(front), "their charges are given back")
+    assert all(answers(front).status_code == 200 for _ in range(8))
+
+
+def test_a_killed_core_costs_no_stream_and_its_ledger_is_rebuilt(front: Gateway) -> None:
+    core = core_of(front)
+    with ExitStack() as stack:
+        streams = begun(stack, front, 6, max_tokens=20_000)
+        os.kill(core, signal.SIGKILL)
+        meanwhile = [answers(front).status_code for _ in range(5)]
+        assert meanwhile == [200] * 5
+        wait_for(lambda: seen(front, "forebay_replica_in_flight") == 6, "the new core knows what is open")
+        for _, events in streams:
+            assert all(b"choices" in event for event in islice(events, 3)), "they go on"
+    assert core_of(front) != core
+    wait_for(lambda: quiet(front), "nothing is left")
+    config = httpx.get(f"{front.url}/admin/config", verify=PLAIN).json()
+    assert config["stream"]["commit_after_s"] == 11.0, "what was changed by hand outlives the core"
+
+
+def test_a_core_that_hangs_counts_as_dead_until_it_moves_again(front: Gateway) -> None:
+    core = core_of(front)
+    with ExitStack() as stack:
+        streams = begun(stack, front, 4)
+        os.kill(core, signal.SIGSTOP)
+        try:
+            alone = [answers(front) for _ in range(6)]
+        finally:
+            os.kill(core, signal.SIGCONT)
+        assert [one.status_code for one in alone] == [200] * 6
+        assert "fallback" in {one.headers["x-forebay-reason"] for one in alone}
+        ended = finish(streams)
+    assert [one.done for one in ended] == [True] * 4
+    wait_for(lambda: answers(front).headers["x-forebay-reason"] != "fallback", "the core decides again")
+    wait_for(lambda: quiet(front), "nothing is charged twice or left")
+
+
+def test_the_program_is_replaced_without_a_request_that_fails(front: Gateway) -> None:
+    before = set(children(front))
+    failures: list[object] = []
+    over = threading.Event()
+
+    def client() -> None:
+        with httpx.Client(base_url=front.url, headers=BIG, timeout=60, verify=PLAIN) as http:
+            while not over.is_set():
+                try:
+                    answer = http.post(CHAT, json=chat("and back as rain", max_tokens=2))
+                    if answer.status_code != 200:
+                        failures.append(answer.text)
+                except httpx.HTTPError as error:
+                    failures.append(error)
+
+    with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        streams = begun(stack, front, 4)
+        for _ in range(3):
+            pool.submit(client)
+        os.kill(front.server.process.pid, signal.SIGUSR2)
+        try:
+            wait_for(lambda: before.isdisjoint(children(front)), "all processes are new", 90)
+        finally:
+            over.set()
+        ended = finish(streams)
+    assert failures == []
+    assert [one.done for one in ended] == [True] * 4
+    wait_for(lambda: quiet(front), "nothing is left")
+
+
+def test_sigterm_drains_every_hand(front: Gateway) -> None:
+    with ExitStack() as stack:
+        streams = begun(stack, front, 4)
+        os.kill(front.server.process.pid, signal.SIGTERM)
+        ended = finish(streams)
+    assert [one.done for one in ended] == [True] * 4
+    assert wait_for(lambda: front.server.process.poll() is not None, "it ends")
+    assert front.server.process.returncode == 0
