@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from loadtests import results
+from loadtests.gateways import RequestMaker
 from loadtests.record import Record
 from loadtests.reuse import ceiling
 from loadtests.schedule import Schedule
@@ -33,7 +34,7 @@ def summarise(
     response_paced: bool = False,
 ) -> dict[str, Any]:
     """One entry of `runs` in summary.json. Times in the schedule's seconds."""
-    sha256 = schedule.sha256
+    sha256, whole = schedule.sha256, schedule
     if response_paced:
         started = {r.id for r in records if r.counted}
         schedule = replace(schedule, rows=tuple(_started(row) for row in schedule.rows if row.id in started))
@@ -47,7 +48,7 @@ def summarise(
         "error_rate": sum(r.partition in ERRORS for r in cohort) / len(cohort) if cohort else None,
         "reasons_by_outcome": reasons_by_outcome(cohort),
         "attempts": attempts(cohort),
-        "reuse": reuse(schedule, cohort, replicas),
+        "reuse": reuse(whole, records, replicas),
         "sustained": sustained.to_json(),
     }
     if reasons:
@@ -74,21 +75,26 @@ def attempts(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def reuse(schedule: Schedule, records: Sequence[Record], replicas: int | None) -> dict[str, Any]:
-    """Cached share of prompt tokens as replicas report it; answers that report nothing are left out and counted."""
+    """Cached share of prompt tokens as replicas report it, and what was to be had.
+
+    Of all rows that were served, counted or not: the same population on both sides. Answers that report nothing are
+    left out and counted.
+    """
     known = [r for r in records if r.cached_tokens is not None and r.served_prompt_tokens]
     prompt = sum(r.served_prompt_tokens or 0 for r in known)
     cached = sum(r.cached_tokens or 0 for r in known)
     planned = sum(r.prompt_tokens for r in known)
-    wanted = {r.id for r in records}
-    rows = [row for row in schedule.rows if row.id in wanted]
+    served = {r.id for r in known}
+    rows = [row for row in schedule.rows if row.id in served]
+    held = RequestMaker(schedule).held_after
     return {
         "achieved": cached / prompt if prompt else None,
         "cached_tokens": cached,
         "prompt_tokens": prompt,
         "not_reported": sum(r.complete and r.cached_tokens is None for r in records),
         "served_per_scheduled_token": prompt / planned if planned else None,
-        "ceiling": ceiling(rows, schedule.block_tokens),
-        "round_robin_ceiling": ceiling(rows, schedule.block_tokens, replicas) if replicas else None,
+        "ceiling": ceiling(rows, schedule.block_tokens, held=held),
+        "round_robin_ceiling": ceiling(rows, schedule.block_tokens, replicas, held=held) if replicas else None,
     }
 
 

@@ -68,6 +68,15 @@ def test_missing_cached_tokens_are_unknown_not_zero() -> None:
     assert (reuse["achieved"], reuse["prompt_tokens"], reuse["not_reported"]) == (0.4, 10, 1)
 
 
+def test_reuse_and_its_ceiling_are_of_the_rows_that_were_served() -> None:
+    rows = tuple(Row(i, float(i), 20, 3, (1, 2)) for i in range(4))
+    plan = Schedule(rows, 8.0, 2.0, 10, CLASSES)
+    served = [record(i, Partition.GOOD, served_prompt_tokens=20, cached_tokens=19 * i) for i in range(2)]
+    shed = [record(i, Partition.REJECTED, reason="infeasible") for i in (2, 3)]
+    reuse = summarise(plan, [*served, *shed], KEPT, policy="x")["reuse"]
+    assert (reuse["achieved"], reuse["ceiling"]) == (19 / 40, 19 / 40)  # of all four it would be 57 / 80
+
+
 def test_retries_are_counted_apart_from_requests() -> None:
     attempts = summarise(schedule(), FOUR, KEPT, policy="x")["attempts"]
     assert (attempts["logical"], attempts["sent"], attempts["amplification"]) == (3, 4, 4 / 3)
