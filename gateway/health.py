@@ -57,6 +57,7 @@ class Record:
     asleep: bool = False
     failed_in_row: int = 0
     failed_probes: int = 0
+    refused_since: float | None = None  # every probe since then found the port shut, and nothing was scraped
     good_attempts: int = 0  # since it returned
     window: deque[list[float]] = field(default_factory=lambda: deque(maxlen=BUCKETS))
     beat: Beat = field(default_factory=Beat)
@@ -84,6 +85,15 @@ class FleetHealth:
         """Whether one token should be asked of it now: its back-off is over and /health proves nothing."""
         r = self.records.get(replica_id)
         return r is not None and r.phase is Phase.OUT and r.canary and not r.asleep and now >= r.until
+
+    def shut(self, now: float) -> list[str]:
+        """Replicas whose port has been shut for `hang_s`.
+
+        What they hold without a byte of answer is lost: vLLM ended by SIGTERM may close its port, lose its engine and
+        keep the connection of a request it will never answer.
+        """
+        limit_s = self.settings.hang_s
+        return [i for i, r in self.records.items() if r.refused_since is not None and now - r.refused_since >= limit_s]
 
     def announced(self, replica_id: str) -> list[FleetEvent]:
         """What the core has to hear after an Added event: it takes a replica as available until told otherwise."""
@@ -155,6 +165,10 @@ class FleetHealth:
         r = self.records.get(replica_id)
         if r is None:
             return []
+        if failure is not Sign.REFUSED:
+            r.refused_since = None
+        elif r.refused_since is None:
+            r.refused_since = now
         if failure is None:
             r.failed_probes = 0
             if r.phase is Phase.STARTING:
@@ -190,6 +204,7 @@ class FleetHealth:
         r = self.records.get(values.replica_id)
         if r is None:
             return [], False
+        r.refused_since = None
         restarted = self._restarted(r.beat, values)
         if restarted:
             r.canary, r.ejections, r.failed_in_row = False, 0, 0

@@ -263,7 +263,7 @@ class Proxy:
         )
 
     def give_up_on(self, replica_id: str) -> None:
-        """The engine hangs: what has no content yet is tried elsewhere now instead of at its timeout."""
+        """The engine hangs or its port is shut: what has no content yet is tried elsewhere, not at its timeout."""
         for exchange in list(self.live):
             relay = exchange.relay
             if relay is not None and exchange.record.replica_id == replica_id and not relay.content_events:
@@ -283,6 +283,8 @@ class Proxy:
             for exchange in self.stalls.look(self.live, now, self.config.timeouts.client_stall_s):
                 exchange.record.reason = "client_stalled"
                 exchange.client.abandon()
+            for replica_id in self.fleet.health.shut(now):
+                self.give_up_on(replica_id)
             for exchange in list(self.live):
                 exchange.on_tick(now)
         return bool(self.live)

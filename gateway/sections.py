@@ -251,7 +251,7 @@ class Health(Table):
     failure_min_attempts: int = Field(default=10, ge=1)
     """Attempts in the window below which the share is not judged."""
     hang_s: Seconds = 10.0
-    """With requests in flight and no engine step for this long, and over three scrapes, a replica counts as hung."""
+    """In flight and no engine step, or a port shut, for so long: what has no content yet is tried elsewhere."""
     backoff_s: Seconds = 2.0
     """First time out of rotation; doubles with each ejection in a row."""
     backoff_max_s: Seconds = 60.0

@@ -27,6 +27,26 @@ def fail(health: FleetHealth, replica: str, now: float, sign: Sign = Sign.RESET,
     return [event for _ in range(times) for event in health.sign(replica, sign, now)]
 
 
+def test_a_port_shut_for_ten_seconds_has_lost_what_it_was_asked() -> None:
+    health = fleet("a", "b")
+    health.probed("a", Sign.REFUSED, 10.0)
+    health.probed("a", Sign.REFUSED, 19.9)
+    assert health.shut(19.9) == []
+    assert health.shut(20.0) == ["a"]
+    health.probed("a", None, 21.0)
+    assert health.shut(40.0) == []
+
+
+def test_a_port_shut_to_newcomers_whose_metrics_still_come_has_lost_nothing() -> None:
+    health = fleet("a")
+    health.probed("a", Sign.REFUSED, 10.0)
+    scrape(health, 15.0, 5.0, 1)
+    assert health.shut(20.0) == []
+    health.probed("a", Sign.REFUSED, 21.0)
+    assert health.shut(30.0) == []
+    assert health.shut(31.0) == ["a"]
+
+
 # -- into rotation ---------------------------------------------------------------------------------------------------
 
 

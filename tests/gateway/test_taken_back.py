@@ -1,8 +1,10 @@
-"""Work the core takes back and gives out again while the request is between two decisions: the last word counts."""
+"""Work that comes back from where it was sent: taken back by the core, or lost behind a port that is shut."""
 
 from __future__ import annotations
 
 import asyncio
+
+import pytest
 
 from gateway.exchange import Exchange
 from loadtests.faults import Command
@@ -35,3 +37,23 @@ async def test_a_decision_taken_back_before_it_was_followed_leaves_nothing_behin
     assert answer.status_code == 200
     assert [a.replica_id for a in exchange.record.attempts] == [first, first]
     assert [a.detail for a in exchange.record.attempts] == ["preempted", ""]
+
+
+async def test_a_request_held_by_a_replica_that_shut_its_port_is_tried_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    never = {"hang_s": 600.0}  # the heartbeat would find it too
+    async with Fleet.of(ReplicaSettings(), 2) as fleet, running(*fleet.urls, health=never) as g:
+        for member in fleet.members:
+            member.order(Command("hang"))
+        asked = asyncio.create_task(g.chat(stream=False))
+        await until(lambda: any(not e.held and e.record.attempts for e in g.gateway.proxy.live))
+        exchange: Exchange = next(iter(g.gateway.proxy.live))
+        first = exchange.record.attempts[0].replica_id
+        other = fleet.members[1 if first == "r0" else 0]
+        other.order(Command("clear"))
+        monkeypatch.setattr(g.gateway.fleet.health, "shut", lambda now: [first])
+        answer = await asked
+    assert answer.status_code == 200
+    assert [a.detail for a in exchange.record.attempts] == ["first_event_timeout", ""]
+    assert {a.replica_id for a in exchange.record.attempts} == {"r0", "r1"}
