@@ -146,6 +146,8 @@ def summarise(schedule: Schedule, outcomes: Outcomes, name: str, arm: Arm, setup
         "group_gap": group_gaps(schedule.cohort, outcomes.records),
         "imbalance": results.imbalance(entry["per_replica"], replicas),
         "preemptions": outcomes.preemptions,
+        # once each is what a perfect placement needs, as long as one replica can do an adapter's work
+        "adapters": {"loads": outcomes.adapter_loads, "used": len({row.adapter for row in rows} - {None})},
         "engine_queue_max": outcomes.queue_max,
         "queue": _binned(outcomes),
         "disjoint": schedule.recipe.disjoint,

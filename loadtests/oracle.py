@@ -163,7 +163,7 @@ def _store(cache: Path, key: str, outcomes: Outcomes, pace: float) -> None:
         "pace": pace,
         "outcomes": {
             name: getattr(outcomes, name)
-            for name in ("sampled_s", "held", "waiting", "preemptions", "queue_max", "events")
+            for name in ("sampled_s", "held", "waiting", "preemptions", "adapter_loads", "queue_max", "events")
         },
         "records": [r.to_json() for r in outcomes.records],
     }

@@ -30,6 +30,9 @@ class Incident:
             raise ValueError(f"incident {self.kind!r} is not one of: {', '.join(KINDS)}")
 
 
+LORA_LOAD_S = 0.5  # assumed: an adapter of some hundred MB from disk to the GPU
+
+
 @dataclass(slots=True, frozen=True)
 class Scenario:
     """Everything around the schedule that shapes a virtual run."""
@@ -55,7 +58,9 @@ def engine(profile: Profile, budget: int | None, unit_tokens: int) -> EngineConf
         raise ValueError(
             f"profile {profile.name}: block_size {profile.block_size} does not divide the schedule's {unit_tokens}"
         )
-    return EngineConfig(profile=profile, max_num_batched_tokens=budget, unit_tokens=unit_tokens, max_loras=8)
+    return EngineConfig(
+        profile=profile, max_num_batched_tokens=budget, unit_tokens=unit_tokens, max_loras=8, lora_load_s=LORA_LOAD_S
+    )
 
 
 def slowed(profile: Profile, factor: float) -> Profile:

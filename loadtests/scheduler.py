@@ -55,6 +55,7 @@ class Counters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    adapter_loads: int = 0
     finished: int = 0
     aborted: int = 0
     rejected: dict[str, int] = field(default_factory=lambda: {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0})
@@ -235,6 +236,7 @@ class Scheduler:
         """Into a LoRA slot, in place of the least recently used adapter that no running job needs."""
         if self.adapters.pop(adapter, 0) == 0:
             self._loading_s += self.config.lora_load_s
+            self.counters.adapter_loads += 1
             if len(self.adapters) >= self.config.max_loras:
                 used = {job.adapter for job in self.running.values()}
                 del self.adapters[next(name for name in self.adapters if name not in used)]

@@ -182,5 +182,9 @@ class SimReplica:
         self.event_end = None
 
     @property
+    def adapter_loads(self) -> int:
+        return sum(e.counters.adapter_loads for e in (*self.past, self.engine))
+
+    @property
     def preemptions(self) -> int:
         return sum(e.counters.preemptions for e in (*self.past, self.engine))

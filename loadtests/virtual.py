@@ -51,6 +51,7 @@ class Outcomes:
     held: list[int] = field(default_factory=list)  # requests in the gateways' queues, at the times sampled
     waiting: list[int] = field(default_factory=list)  # in the engines' queues
     preemptions: int = 0
+    adapter_loads: int = 0
     queue_max: dict[str, int] = field(default_factory=dict)
     events: int = 0
 
@@ -382,5 +383,6 @@ class Simulation:
                     failed = True
         self.out.records = [self._records[row.id] for row in self.schedule.rows]
         self.out.preemptions = sum(r.preemptions for r in self.replicas.values())
+        self.out.adapter_loads = sum(r.adapter_loads for r in self.replicas.values())
         self.out.queue_max = {r.id: r.queue_max for r in self.replicas.values()}
         check(self.flights, self.cores, self.replicas, self.held)

@@ -6,7 +6,7 @@ J_i = T_i + (n_i + kappa) u_i / R + o d n_i + KV_i + adapter_i
   crowding each of the o expected tokens is slower by d per neighbour, and theirs by us
   KV_i     tokens beyond the free ones less a reserve are computed again after a preemption, for everybody: steep and
            only on the overflow (the asymmetry of BalanceRoute, arXiv 2605.06113)
-  adapter  a load, or a load and a wait, where the adapter is not on the GPU
+  adapter  a load, which holds up everybody there, or a load and a wait, where the adapter is not on the GPU
 Home: the cheapest holder of the longest match, else the cheapest home on the prefix's list. A holder is left only if
 that saves a tenth of the prefill to be done elsewhere, a mere home for a fiftieth: per request and per pair, never by a
 fleet-wide gate. Ties go to the session's replica, then by rank on the list, so that several gateways agree. Sources:
@@ -102,17 +102,18 @@ class Forebay:
             delays.append(delay)
         if request.adapter is not None:
             for i, r in enumerate(replicas):
-                delays[i] += self._adapter_s(r.id, request.adapter)
+                delays[i] += self._adapter_s(r.id, request.adapter, r.in_flight)
         return delays
 
-    def _adapter_s(self, replica_id: str, adapter: str) -> float:
+    def _adapter_s(self, replica_id: str, adapter: str, in_flight: int) -> float:
+        """A load holds up the step of everybody there."""
         match self._adapters.state(replica_id, adapter):
             case AdapterState.LOADED:
                 return 0.0
             case AdapterState.ROOM:
-                return self._p.adapter_load_s
+                return self._p.adapter_load_s * (1.0 + in_flight + self._p.kappa)
             case AdapterState.FULL:
-                return self._p.adapter_load_s + self._p.adapter_wait_s
+                return self._p.adapter_load_s * (1.0 + in_flight + self._p.kappa) + self._p.adapter_wait_s
 
     def _home(
         self,

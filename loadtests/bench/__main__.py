@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from loadtests.bench import cost, decisions
+from loadtests.bench import cost, decisions, held
 from loadtests.bench.contenders import Contender, forebay, router_executable, vllm_router
 from loadtests.bench.processes import NotReadyError, free_ports
 from loadtests.bench.soak import MOST_BYTES_PER_STREAM, MOST_HEALTH_S, soak
@@ -173,6 +173,15 @@ def decisions_command(
     """
     met = decisions.run(arm or ["forebay", "forebay+admission"], quick=quick, out=out, console=console)
     raise typer.Exit(0 if met else 1)
+
+
+@app.command("held")
+def held_command(quick: Annotated[bool, typer.Option(help="300 rounds instead of 2,000")] = False) -> None:
+    """What 2,000 held requests add to the p99 of the admitted ones; exit status 1 on a missed bar.
+
+    Example: python -m loadtests.bench held --quick
+    """
+    raise typer.Exit(0 if held.run(quick=quick, console=console) else 1)
 
 
 if __name__ == "__main__":

@@ -137,6 +137,16 @@ def test_a_run_whose_books_do_not_balance_is_invalid(tmp_path: Path, monkeypatch
     assert "INVALID: 2 requests are open, the cores hold 1" in result.output
 
 
+def test_loads_of_adapters_are_counted_against_what_a_perfect_placement_needs(tmp_path: Path) -> None:
+    arms = ["--policy", "round_robin", "--policy", "forebay"]
+    simulate("--workload", "lora", "--replicas", "4", "--window", "12", "--drain", "5", "--seeds", "1", *arms, "--out",
+             str(tmp_path))  # fmt: skip
+    scattered, placed = (r["adapters"] for r in json.loads((tmp_path / "summary.json").read_text())["runs"])
+    assert 10 <= placed["used"] <= 20
+    assert placed["used"] <= placed["loads"] <= 1.2 * placed["used"]
+    assert scattered["loads"] > 1.5 * scattered["used"]
+
+
 def test_the_oracle_and_the_bound_stand_beside_the_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtests.simulate.CACHE", tmp_path / "cache")
     monkeypatch.setattr("loadtests.oracle.PACES", (0.5, 0.9))
