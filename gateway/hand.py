@@ -194,7 +194,7 @@ class Hand:
         elif kind == To.ANSWER:
             self.asking.answered(message)
         elif kind == To.GIVE_UP:
-            self.proxy.give_up_on(message[1])
+            self.proxy.give_up_on(message[1], message[2])
         elif kind == To.MADE:
             Proxy.made(self.proxy, message[1], message[2])
         elif kind == To.LAG:

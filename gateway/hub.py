@@ -109,8 +109,8 @@ class Hub(Proxy):
         now = time.monotonic()
         return [hand for hand in self.hands if now - hand.state.get("at", 0.0) < STALE_S]
 
-    def give_up_on(self, replica_id: str) -> None:
-        self.tell_all([To.GIVE_UP, replica_id])
+    def give_up_on(self, replica_id: str, silent_since: float = 0.0) -> None:
+        self.tell_all([To.GIVE_UP, replica_id, silent_since])
 
     def configure(self, config: Config, tenants: Tenants) -> None:
         super().configure(config, tenants)

@@ -262,12 +262,19 @@ class Proxy:
             for exchange in self.live
         )
 
-    def give_up_on(self, replica_id: str) -> None:
-        """The engine hangs or its port is shut: what has no content yet is tried elsewhere, not at its timeout."""
+    def give_up_on(self, replica_id: str, silent_since: float = 0.0) -> None:
+        """The engine hangs or its port is shut: what has no content yet is tried elsewhere, not at its timeout.
+
+        Answers that have begun end if they have said nothing since then.
+        """
         for exchange in list(self.live):
             relay = exchange.relay
-            if relay is not None and exchange.record.replica_id == replica_id and not relay.content_events:
+            if relay is None or exchange.record.replica_id != replica_id:
+                continue
+            if not relay.content_events:
                 relay.fail(retry.FIRST_EVENT_TIMEOUT)
+            elif relay.last_sign_at < silent_since and not exchange.client.paused:
+                relay.fail(retry.IDLE_TIMEOUT)
 
     def cut(self) -> None:
         """Ends what is still open: a status before the answer has begun, an error event after."""
@@ -284,7 +291,7 @@ class Proxy:
                 exchange.record.reason = "client_stalled"
                 exchange.client.abandon()
             for replica_id in self.fleet.health.shut(now):
-                self.give_up_on(replica_id)
+                self.give_up_on(replica_id, now - self.config.health.hang_s)
             for exchange in list(self.live):
                 exchange.on_tick(now)
         return bool(self.live)

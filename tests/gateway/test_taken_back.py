@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -57,3 +58,17 @@ async def test_a_request_held_by_a_replica_that_shut_its_port_is_tried_elsewhere
     assert answer.status_code == 200
     assert [a.detail for a in exchange.record.attempts] == ["first_event_timeout", ""]
     assert {a.replica_id for a in exchange.record.attempts} == {"r0", "r1"}
+
+
+async def test_a_stream_that_fell_silent_behind_a_shut_port_ends_with_an_error() -> None:
+    async with Fleet.of(ReplicaSettings(), 1) as fleet, running(*fleet.urls) as g:
+        asked = asyncio.create_task(g.chat(stream=True, max_tokens=4000, ignore_eos=True))
+        await until(lambda: any(e.relay and e.relay.content_events for e in g.gateway.proxy.live))
+        exchange: Exchange = next(iter(g.gateway.proxy.live))
+        assert exchange.relay is not None
+        g.gateway.proxy.give_up_on("r0", exchange.relay.first_at)  # it has spoken since: it is left
+        await until(lambda: exchange.relay is not None and exchange.relay.content_events > 20)
+        g.gateway.proxy.give_up_on("r0", math.inf)
+        answer = await asked
+    assert answer.text.count('"error"') == 1
+    assert (exchange.record.outcome, exchange.record.reason) == ("truncated", "idle_timeout")
