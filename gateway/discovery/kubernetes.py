@@ -94,7 +94,7 @@ class Kubernetes:
 
     async def _watch(self, http: httpx.AsyncClient, report: Report, left_s: float) -> None:
         """Follows changes for at most `left_s` seconds. Raises ExpiredError, SourceError."""
-        async for event in self._events(http, left_s):
+        async for event in self._events(http, report, left_s):
             kind, one = event.get("type"), event.get("object") or {}
             if kind == "ERROR":
                 if one.get("code") == 410:
@@ -102,7 +102,7 @@ class Kubernetes:
                 raise SourceError(f"the API server ended the watch: {one.get('message') or one.get('reason')}")
             metadata = one.get("metadata") or {}
             self._version = str(metadata.get("resourceVersion") or self._version)
-            report.fine()
+            report.fine()  # bookmarks too
             if kind == "BOOKMARK" or "name" not in metadata:
                 continue
             if kind == "DELETED":
@@ -111,7 +111,7 @@ class Kubernetes:
                 self._slices[metadata["name"]] = one
             report.told(slices.members(self._slices.values(), self._spoken))
 
-    async def _events(self, http: httpx.AsyncClient, left_s: float) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, http: httpx.AsyncClient, report: Report, left_s: float) -> AsyncIterator[dict[str, Any]]:
         timeout_s = max(1, round(left_s))
         parameters = {
             "watch": "true",
@@ -131,6 +131,7 @@ class Kubernetes:
                 if answer.status_code != 200:
                     await answer.aread()
                     raise SourceError(_refused(answer))
+                report.fine()
                 async for line in answer.aiter_lines():
                     if line.strip():
                         yield orjson.loads(line)

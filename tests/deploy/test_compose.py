@@ -1,0 +1,93 @@
+"""The compose file refers only to what is there, and its gateways get a configuration that is valid and fits it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gateway.config import load
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+KEYS = {
+    *("image", "build", "command", "environment", "volumes", "tmpfs", "mem_limit", "ulimits", "stop_grace_period"),
+    *("depends_on", "ports", "read_only", "cap_drop", "security_opt", "restart", "healthcheck", "deploy", "user"),
+}
+GATEWAYS = ("gateway-1", "gateway-2")
+
+
+def mounts(service: dict[str, Any]) -> list[tuple[str, str]]:
+    return [tuple(volume.split(":")[:2]) for volume in service.get("volumes", [])]  # type: ignore[misc]
+
+
+def test_it_has_what_it_is_for_and_no_key_that_compose_does_not_know() -> None:
+    assert SERVICES.keys() == {*GATEWAYS, "replica", "redis", "prometheus", "grafana"}
+    assert {key for key in COMPOSE if not key.startswith("x-")} == {"name", "services", "volumes"}
+    for name, service in SERVICES.items():
+        assert service.keys() <= KEYS, name
+
+
+def test_files_volumes_and_services_that_are_referred_to_are_there() -> None:
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", [])) <= SERVICES.keys()
+        for source, target in mounts(service):
+            assert target.startswith("/")
+            if source.startswith("."):
+                assert (DEPLOY / source).exists(), source
+            else:
+                assert source in COMPOSE["volumes"]
+        if build := service.get("build"):
+            assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_every_container_is_hardened_and_published_on_loopback_only() -> None:
+    published = []
+    for name, service in SERVICES.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        for port in service.get("ports", []):
+            host, outside, _ = port.split(":")
+            assert host == "127.0.0.1"
+            published.append(outside)
+    assert len(set(published)) == len(published)
+
+
+def test_the_gateways_configuration_is_valid_and_finds_the_replicas() -> None:
+    config = load(DEPLOY / "compose" / "gateway.toml")
+    arguments = SERVICES["replica"]["command"]
+    port = arguments[arguments.index("--port") + 1]
+    assert config.discovery.dns.names == [f"http://replica:{port}"]
+    for name in GATEWAYS:
+        service = SERVICES[name]
+        assert service["command"][:3] == ["serve", "--config", "/etc/forebay/gateway.toml"]
+        assert ("./compose/gateway.toml", "/etc/forebay/gateway.toml") in mounts(service)
+        grace = re.fullmatch(r"(\d+)s", service["stop_grace_period"])
+        assert grace
+        assert int(grace[1]) >= config.listen.drain_s + 2
+
+
+def test_prometheus_scrapes_the_gateways_under_the_name_that_the_alerts_use() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    (targets,) = [entry["targets"] for entry in jobs["forebay"]["static_configs"]]
+    assert targets == [f"{name}:8080" for name in GATEWAYS]
+    assert jobs["vllm"]["dns_sd_configs"] == [{"names": ["replica"], "type": "A", "port": 8000}]
+    for file in config["rule_files"]:
+        assert (DEPLOY / "prometheus" / file).is_file()
+
+
+def test_the_container_file_copies_what_is_there_and_runs_as_nobody() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        for path in source.split():
+            assert (DEPLOY.parent / path).exists(), path
+    assert text.count("\nFROM ") == 2  # what builds is not what runs
+    last = text[text.rindex("\nFROM ") :]
+    assert "\nUSER 10001:10001\n" in last
+    assert "pip install" not in last
+    assert '\nENTRYPOINT ["/opt/forebay/bin/forebay"]\n' in last

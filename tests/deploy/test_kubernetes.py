@@ -1,0 +1,218 @@
+"""The manifests hang together: everything that is referred to is there, and says what the other side expects."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config import Config, parse
+from tests.deploy.kustomize import Manifest, build, containers
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+OVERLAYS = ("base", "overlays/production", "overlays/simulated")
+# kind: apiVersion, and fields of spec that the API server insists on
+REQUIRED: dict[str, tuple[str, set[str]]] = {
+    "Namespace": ("v1", set()),
+    "ServiceAccount": ("v1", set()),
+    "ConfigMap": ("v1", set()),
+    "Role": ("rbac.authorization.k8s.io/v1", set()),
+    "RoleBinding": ("rbac.authorization.k8s.io/v1", set()),
+    "Deployment": ("apps/v1", {"selector", "template"}),
+    "Service": ("v1", {"ports"}),
+    "HorizontalPodAutoscaler": ("autoscaling/v2", {"scaleTargetRef", "maxReplicas", "metrics"}),
+    "PodDisruptionBudget": ("policy/v1", {"selector"}),
+    "NetworkPolicy": ("networking.k8s.io/v1", {"podSelector", "policyTypes"}),
+    "ServiceMonitor": ("monitoring.coreos.com/v1", {"selector", "endpoints"}),
+}
+
+
+@pytest.fixture(params=OVERLAYS)
+def made(request: pytest.FixtureRequest) -> list[Manifest]:
+    return build(FOLDER / request.param)
+
+
+def of_kind(made: list[Manifest], kind: str) -> dict[str, Manifest]:
+    return {m["metadata"]["name"]: m for m in made if m["kind"] == kind}
+
+
+def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return bool(selector) and selector.items() <= labels.items()
+
+
+def pods(made: list[Manifest]) -> dict[str, dict[str, Any]]:
+    """Pod templates by the name of their Deployment."""
+    return {name: m["spec"]["template"] for name, m in of_kind(made, "Deployment").items()}
+
+
+def config(made: list[Manifest]) -> Config:
+    return parse(of_kind(made, "ConfigMap")["forebay-config"]["data"]["gateway.toml"])
+
+
+def test_every_manifest_has_its_version_and_what_it_must_have(made: list[Manifest]) -> None:
+    keys = [(m["kind"], m["metadata"]["name"]) for m in made]
+    assert len(set(keys)) == len(keys)
+    for m in made:
+        version, fields = REQUIRED[m["kind"]]
+        assert m["apiVersion"] == version
+        assert fields <= m.get("spec", {}).keys()
+        assert m["metadata"]["name"].replace("-", "").isalnum()
+
+
+def test_a_namespace_is_set_on_everything_or_on_nothing(made: list[Manifest]) -> None:
+    assert len({m["metadata"].get("namespace") for m in made if m["kind"] != "Namespace"}) == 1
+    for name in of_kind(made, "Namespace"):
+        assert {m["metadata"].get("namespace") for m in made if m["kind"] != "Namespace"} == {name}
+
+
+def test_selectors_select_the_pods_they_mean(made: list[Manifest]) -> None:
+    templates = pods(made)
+    for name, m in of_kind(made, "Deployment").items():
+        assert selects(m["spec"]["selector"]["matchLabels"], templates[name]["metadata"]["labels"])
+    for kind, path in (("Service", ()), ("PodDisruptionBudget", ("matchLabels",))):
+        for name, m in of_kind(made, kind).items():
+            selector = m["spec"]["selector"]
+            for part in path:
+                selector = selector[part]
+            chosen = [n for n, t in templates.items() if selects(selector, t["metadata"]["labels"])]
+            assert chosen == [name], f"{kind} {name}"
+    policy = of_kind(made, "NetworkPolicy")["forebay"]["spec"]
+    assert selects(policy["podSelector"]["matchLabels"], templates["forebay"]["metadata"]["labels"])
+    monitor = of_kind(made, "ServiceMonitor")["forebay"]["spec"]
+    wanted = monitor["selector"]["matchLabels"]
+    services = of_kind(made, "Service").items()
+    watched = [name for name, m in services if selects(wanted, m["metadata"].get("labels", {}))]
+    assert watched == ["forebay"]
+
+
+def test_ports_are_those_of_the_container_and_of_the_gateway(made: list[Manifest]) -> None:
+    templates = pods(made)
+    for name, m in of_kind(made, "Service").items():
+        (container,) = templates[name]["spec"]["containers"]
+        named = {p["name"]: p["containerPort"] for p in container["ports"]}
+        for port in m["spec"]["ports"]:
+            assert port["targetPort"] in named
+        arguments = container["args"]
+        assert int(arguments[arguments.index("--port") + 1]) == named["http"]
+        assert arguments[arguments.index("--host") + 1] == "0.0.0.0"
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            if probe in container:
+                assert container[probe]["httpGet"]["port"] in named
+    for endpoint in of_kind(made, "ServiceMonitor")["forebay"]["spec"]["endpoints"]:
+        assert endpoint["port"] in {p["name"] for p in of_kind(made, "Service")["forebay"]["spec"]["ports"]}
+        assert endpoint["path"] == "/metrics"
+    for rule in of_kind(made, "NetworkPolicy")["forebay"]["spec"]["ingress"]:
+        (container,) = templates["forebay"]["spec"]["containers"]
+        assert {p["port"] for p in rule["ports"]} <= {p["name"] for p in container["ports"]}
+
+
+def test_probes_ask_what_they_should(made: list[Manifest]) -> None:
+    (container,) = pods(made)["forebay"]["spec"]["containers"]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"  # never touches a replica
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+
+
+def test_accounts_config_and_volumes_that_are_used_are_there(made: list[Manifest]) -> None:
+    for template in pods(made).values():
+        spec = template["spec"]
+        if account := spec.get("serviceAccountName"):
+            assert account in of_kind(made, "ServiceAccount")
+        volumes = {v["name"]: v for v in spec.get("volumes", [])}
+        for container in spec["containers"]:
+            mounts = {m["name"]: m for m in container.get("volumeMounts", [])}
+            assert mounts.keys() == volumes.keys()
+            for argument in container["args"]:
+                if argument.startswith("/etc/forebay/"):
+                    assert mounts["config"]["mountPath"] == "/etc/forebay"
+                    name = volumes["config"]["configMap"]["name"]
+                    assert argument.removeprefix("/etc/forebay/") in of_kind(made, "ConfigMap")[name]["data"]
+    (binding,) = of_kind(made, "RoleBinding").values()
+    assert binding["roleRef"]["name"] in of_kind(made, "Role")
+    for subject in binding["subjects"]:
+        account = of_kind(made, "ServiceAccount")[subject["name"]]
+        assert subject.get("namespace") == account["metadata"].get("namespace")
+
+
+def test_the_account_may_do_what_discovery_does_and_nothing_else(made: list[Manifest]) -> None:
+    (role,) = of_kind(made, "Role").values()
+    assert role["rules"] == [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+    ]
+    service_account = "/var/run/secrets/kubernetes.io/serviceaccount/"
+    kubernetes = config(made).discovery.kubernetes
+    assert (kubernetes.token_file, kubernetes.ca_file) == (service_account + "token", service_account + "ca.crt")
+    assert pods(made)["forebay"]["spec"].get("automountServiceAccountToken", True)
+
+
+def test_the_configuration_is_valid_and_finds_the_replicas_of_the_overlay(made: list[Manifest]) -> None:
+    kubernetes = config(made).discovery.kubernetes
+    label, _, service = (kubernetes.selector or "").partition("=")
+    assert (label, service) == ("kubernetes.io/service-name", "vllm")
+    if (replicas := of_kind(made, "Service").get("vllm")) is not None:
+        assert kubernetes.port in {p["name"] for p in replicas["spec"]["ports"]}
+    allowed = of_kind(made, "NetworkPolicy")["forebay"]["spec"]["egress"][0]
+    if (template := pods(made).get("vllm")) is not None:
+        assert selects(allowed["to"][0]["podSelector"]["matchLabels"], template["metadata"]["labels"])
+        (container,) = template["spec"]["containers"]
+        assert [p["port"] for p in allowed["ports"]] == [p["containerPort"] for p in container["ports"]]
+
+
+def test_streams_have_time_to_end(made: list[Manifest]) -> None:
+    spec = pods(made)["forebay"]["spec"]
+    sleep, seconds = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert sleep == "sleep"
+    assert spec["terminationGracePeriodSeconds"] >= int(seconds) + config(made).listen.drain_s + 2
+
+
+def test_autoscalers_scale_what_is_there_on_a_metric_that_moves(made: list[Manifest]) -> None:
+    scalers = of_kind(made, "HorizontalPodAutoscaler")
+    for scaler in scalers.values():
+        target = scaler["spec"]["scaleTargetRef"]
+        assert (target["apiVersion"], target["kind"]) == ("apps/v1", "Deployment")
+        assert scaler["spec"]["minReplicas"] >= 2
+        assert scaler["spec"]["maxReplicas"] > scaler["spec"]["minReplicas"]
+    assert scalers["forebay"]["spec"]["scaleTargetRef"]["name"] in pods(made)
+    (metric,) = scalers["forebay"]["spec"]["metrics"]
+    assert metric["resource"]["name"] == "cpu"
+    (container,) = pods(made)["forebay"]["spec"]["containers"]
+    assert "cpu" in container["resources"]["requests"]  # utilisation is measured against it
+    if "vllm" in scalers:
+        (metric,) = scalers["vllm"]["spec"]["metrics"]
+        recorded = (FOLDER.parent / "prometheus" / "rules.yaml").read_text()
+        series = metric["external"]["metric"]["name"].replace("forebay_demand_requests", "forebay:demand:requests")
+        assert f"record: {series}\n" in recorded
+
+
+def test_containers_run_as_nobody_with_nothing_to_write_to(made: list[Manifest]) -> None:
+    for template in pods(made).values():
+        pod = template["spec"]["securityContext"]
+        assert pod["runAsNonRoot"]
+        assert pod["runAsUser"] == 10001
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in template["spec"]["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "memory" in container["resources"]["limits"]
+
+
+def test_overlays_change_what_they_say() -> None:
+    made = build(FOLDER / "overlays/production")
+    deployment = of_kind(made, "Deployment")["forebay"]
+    assert deployment["spec"]["replicas"] == 3
+    (container,) = containers(deployment)
+    assert container["image"] == "registry.example/forebay:0.1.0"
+    assert container["resources"]["limits"] == {"memory": "2Gi"}
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"  # what the patch leaves alone stays
+
+
+def test_the_configuration_in_the_documentation_is_valid() -> None:
+    text = (FOLDER.parent / "discovery.md").read_text()
+    example = text.split("## Examples")[1].split("Kubernetes needs")[0]
+    lines = "\n".join(line.removeprefix("    ") for line in example.splitlines() if line.startswith("    "))
+    assert parse(lines).discovery.any
+    assert tomllib.loads(lines)
