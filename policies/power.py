@@ -93,7 +93,7 @@ def needs(
         )  # fmt: skip
     elif design is Design.PARTITION:
         variance /= arms
-    blocks = max(8.0, variance / (se * se))
+    blocks = max(10.0, variance / (se * se))
     slices = 2 if design is Design.SPLIT else arms
     seconds = blocks * slices * slice_s
     return Needs(design, seconds / 3600.0, seconds * traffic.rate_rps * counted, blocks, se, why)

@@ -184,5 +184,21 @@ def held_command(quick: Annotated[bool, typer.Option(help="300 rounds instead of
     raise typer.Exit(0 if held.run(quick=quick, console=console) else 1)
 
 
+@app.command("experiments")
+def experiments_command(
+    repetitions: Annotated[int, typer.Option(help="repetitions of each design", min=20)] = 1000,
+    hours: Annotated[float, typer.Option(help="length of each in hours of traffic", min=0.5)] = 1.0,
+    guard_runs: Annotated[int, typer.Option(help="runs of each arm under guard rails", min=1)] = 200,
+    out: Annotated[Path | None, typer.Option(help="write the numbers as JSON into this file")] = None,
+) -> None:
+    """Coverage of the experiments' intervals, false differences and guard rails; exit status 1 if a bar is missed.
+
+    Example: python -m loadtests.bench experiments --repetitions 100
+    """
+    from loadtests.bench import experiments
+
+    raise typer.Exit(0 if experiments.run(repetitions, hours * 3600.0, guard_runs, out, console) else 1)
+
+
 if __name__ == "__main__":
     app()
