@@ -16,8 +16,9 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
@@ -26,6 +27,7 @@ from gateway.sections import Journal as JournalTable
 
 SCHEMA = 1
 FLUSH_S = 0.25
+NEWLINE = ord("\n")
 CACHED_HASHES = 65_536  # a conversation repeats its prefix each turn, so most keyed hashes are known already
 
 log = logging.getLogger("forebay.journal")
@@ -135,11 +137,13 @@ class Journal:
         secret = environ.get(settings.secret_env, "").encode() or secrets.token_bytes(32)
         self._keyed = Keyed(secret)
         self._path = Path(settings.path)
-        self._file: BinaryIO = self._path.open("ab")
+        self._file: FileIO = self._path.open("ab", buffering=0)
         self._size = self._path.stat().st_size
         self._queue: deque[bytes] = deque()
         self._stop = threading.Event()
         self._failing = False
+        self._overgrown = False  # it could not be rotated
+        self._torn = False  # the file ends in the middle of a line
         self._thread = threading.Thread(target=self._run, name="forebay-journal", daemon=True)
         self._thread.start()
 
@@ -163,32 +167,55 @@ class Journal:
     def _drain(self) -> None:
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), 256))]
-            try:
-                self._append(batch)
-            except OSError as e:
-                self.dropped += len(batch)
-                if not self._failing:
-                    log.error("journal %s: lines are dropped: %s", self._path, e.strerror)
-                self._failing = True
-            else:
-                self.written += len(batch)
-                self._failing = False
-        self._file.flush()
+            chunk: list[bytes] = []
+            size = 0
+            for one in batch:
+                if self._size + size and self._size + size + len(one) > self.settings.max_bytes:
+                    self._append(chunk)
+                    self._rotate()
+                    chunk, size = [], 0
+                chunk.append(one)
+                size += len(one)
+            self._append(chunk)
 
-    def _append(self, batch: list[bytes]) -> None:
-        for one in batch:
-            if self._size and self._size + len(one) > self.settings.max_bytes:
-                self._rotate()
-            self._file.write(one)
-            self._size += len(one)
+    def _append(self, lines: list[bytes]) -> None:
+        """Writes whole lines, or as much of them as the disk takes; what is not whole there counts as dropped."""
+        data, done = (b"\n" if self._torn else b"") + b"".join(lines), 0
+        try:
+            while done < len(data):
+                done += self._put(memoryview(data)[done:])
+        except OSError as e:
+            if not self._failing:
+                log.error("journal %s: lines are dropped: %s", self._path, e.strerror)
+            self._failing = True
+        else:
+            self._failing = False
+        whole = data[:done].count(b"\n") - (self._torn and done > 0)
+        self.written += whole
+        self.dropped += len(lines) - whole
+        if done:
+            self._torn = data[done - 1] != NEWLINE  # the next line starts anew
+
+    def _put(self, data: memoryview) -> int:
+        """Bytes written, at least one. Raises OSError."""
+        done = os.write(self._file.fileno(), data)
+        self._size += done
+        return done
 
     def _rotate(self) -> None:
+        """path to path.1 and so on. Where that fails the file only becomes longer than it should."""
+        try:
+            for i in range(self.settings.files - 1, 0, -1):
+                older = self._path.with_name(f"{self._path.name}.{i}")
+                if older.exists():
+                    older.replace(self._path.with_name(f"{self._path.name}.{i + 1}"))
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            file = self._path.open("ab", buffering=0)
+        except OSError as e:
+            if not self._overgrown:
+                log.error("journal %s: cannot be rotated: %s", self._path, e.strerror)
+            self._overgrown = True
+            return
+        self._overgrown = False
         self._file.close()
-        last = self.settings.files
-        for i in range(last - 1, 0, -1):
-            older = self._path.with_name(f"{self._path.name}.{i}")
-            if older.exists():
-                older.replace(self._path.with_name(f"{self._path.name}.{i + 1}"))
-        self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-        self._file = self._path.open("ab")
-        self._size = 0
+        self._file, self._size, self._torn = file, 0, False

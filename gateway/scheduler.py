@@ -198,7 +198,18 @@ class Scheduler:
         self._apply(self.balancer.wake(self.clock()))
 
     def _ticked(self) -> None:
-        now = self.clock()
+        """Whatever goes wrong in one tick, the next one comes: deadlines live by it."""
+        self._tick = None
+        try:
+            busy = self._look_around(self.clock())
+        except BaseException:
+            self.tick()
+            raise
+        if busy or self._owners:
+            self.tick()
+
+    def _look_around(self, now: float) -> bool:
+        """Pulses of the replicas, and the owners' look at their deadlines; whether more ticks are needed."""
         for meter in list(self.meters.values()):
             if meter.stirred:
                 decisions = self.balancer.pulse(meter.replica_id, meter.pulse(now), now)
@@ -206,7 +217,4 @@ class Scheduler:
                 if decisions:
                     self._apply(decisions)
         self._arm()
-        busy = self.on_tick(now) if self.on_tick is not None else False
-        self._tick = None
-        if busy or self._owners:
-            self.tick()
+        return self.on_tick(now) if self.on_tick is not None else False

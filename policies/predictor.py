@@ -127,6 +127,9 @@ class Margin:
         self.q = min(LARGEST_MARGIN, max(0.8, self.q * factor))
 
 
+SHORTEST_STEP_S = 1e-6  # events that came in one read have no gap, and no engine needs no time
+
+
 @dataclass(slots=True)
 class DecodeFit:
     """Mean seconds per token with and without prefill beside it; None until seen."""
@@ -137,7 +140,7 @@ class DecodeFit:
     def add(self, gaps: int, total_s: float, *, busy: bool) -> None:
         if gaps <= 0:
             return
-        mean = total_s / gaps
+        mean = max(SHORTEST_STEP_S, total_s / gaps)
         old = self.busy_s if busy else self.idle_s
         keep = 0.98 ** min(gaps, 50)
         new = mean if old is None else keep * old + (1.0 - keep) * mean

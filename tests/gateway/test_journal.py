@@ -181,13 +181,55 @@ def test_a_stuck_disk_drops_lines_and_counts_them_and_never_blocks(
     assert journal.written == 4
 
 
-def test_a_full_disk_drops_lines_and_the_gateway_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(settings(tmp_path / "j.jsonl"), {})
-
-    def full(batch: list[bytes]) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(journal, "_append", full)
-    journal.write(finished())
+def test_a_full_disk_drops_lines_says_so_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """/dev/full answers every write as a full disk does."""
+    journal = Journal(settings(Path("/dev/full")), {})
+    for i in range(300):  # more than one batch
+        journal.write(finished(f"r-{i}"))
     journal.close()
-    assert (journal.dropped, journal.written) == (1, 0)
+    assert not journal._thread.is_alive()
+    assert (journal.dropped, journal.written) == (300, 0)
+    assert caplog.text.count("journal /dev/full: lines are dropped: No space left on device") == 1
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_line_and_is_emptied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(settings(tmp_path / "j.jsonl"), {})
+    one = len(orjson.dumps(line(finished("r-0"), Keyed(b"")), option=orjson.OPT_APPEND_NEWLINE))
+    room = [2 * one + 100]  # two lines and a part of the third
+    put = journal._put
+
+    def disk(data: memoryview) -> int:
+        fits = data[: room[0]]
+        if not fits:
+            raise OSError(28, "No space left on device")
+        done = put(fits)
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(journal, "_put", disk)
+    journal._append([orjson.dumps({"n": i, "text": "x" * (one - 18)}) + b"\n" for i in range(5)])
+    assert (journal.written, journal.dropped) == (2, 3)
+    room[0] = 10 * one
+    journal._append([b'{"n": 5}\n', b'{"n": 6}\n'])
+    journal.close()
+    lines = (tmp_path / "j.jsonl").read_text().splitlines()
+    whole = [json.loads(x)["n"] for x in lines if x.endswith("}")]
+    assert whole == [0, 1, 5, 6]
+    assert len(lines) == 5  # and the torn one stands alone
+    assert (journal.written, journal.dropped) == (4, 3)
+
+
+def test_a_file_that_cannot_be_rotated_grows_instead(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    journal = Journal(settings(folder / "j.jsonl", max_bytes=1000, files=1), {})
+    (folder / "j.jsonl.1").mkdir()
+    (folder / "j.jsonl.1" / "in the way").touch()
+    for i in range(9):
+        journal.write(finished(f"r-{i}"))
+    journal.close()
+    assert (journal.written, journal.dropped) == (9, 0)
+    assert caplog.text.count("cannot be rotated: Is a directory") == 1
+    assert len((folder / "j.jsonl").read_text().splitlines()) == 9

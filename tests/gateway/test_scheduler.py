@@ -122,6 +122,33 @@ async def test_decisions_caused_by_others_reach_their_owner() -> None:
     scheduler.stop()
 
 
+async def test_a_tick_that_fails_is_not_the_last() -> None:
+    """Deadlines of all requests are looked at in ticks."""
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    core: Any = Core()
+    scheduler = Scheduler(core)
+    scheduler.start()
+    ticked = asyncio.Event()
+    trouble = [ZeroDivisionError(), ZeroDivisionError()]
+
+    def on_tick(now: float) -> bool:
+        if trouble:
+            raise trouble[-1]
+        ticked.set()
+        return False
+
+    scheduler.on_tick = on_tick
+    scheduler.submit(Request("one"), Waiting())
+    async with asyncio.timeout(20):
+        while not told:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        trouble.clear()
+        await ticked.wait()
+    assert isinstance(told[0], ZeroDivisionError)
+    scheduler.stop()
+
+
 async def test_over_the_real_core() -> None:
     balancer = Balancer({}, registry.make("round_robin"), Settings().without_science(), random.Random(0))
     scheduler = Scheduler(balancer)

@@ -94,6 +94,14 @@ def test_decode_steps_with_and_without_prefill_are_kept_apart() -> None:
     assert decode.mean(0.8) == pytest.approx(1 / (0.8 / 0.15 + 0.2 / 0.01))
 
 
+def test_events_that_came_in_one_read_have_no_gap_and_are_no_division_by_zero() -> None:
+    decode = DecodeFit()
+    decode.add(3, 0.0, busy=False)
+    decode.add(3, 0.0, busy=True)
+    assert decode.mean(0.5) == pytest.approx(1e-6)
+    assert decode.mean(1.0) == pytest.approx(1e-6)
+
+
 def test_output_length_is_told_learnt_or_capped() -> None:
     outputs = OutputPrior()
     assert outputs.expected("chat", None, 0) == 256.0
