@@ -24,6 +24,7 @@ SCHEMA = "forebay.results/1"
 BUCKETS: tuple[tuple[str, int], ...] = (("to_1k", 1_000), ("1k_4k", 4_000), ("4k_16k", 16_000), ("16k_64k", 64_000))
 LAST_BUCKET = "above_64k"
 BIN_S = 5.0
+EVEN_IDLE = "infeasible_even_idle"  # refused for an objective that no idle replica could have met
 HARSH_SHEDDING = 0.4  # above this average share the fairness bound is about attainment instead
 LEAST_OF_BEST = 0.3
 
@@ -123,9 +124,11 @@ def fairness(cohort: Sequence[Record], bound: float) -> dict[str, Any]:
     """Shedding and attainment by quartile of prompt length, and whether the bound on them holds.
 
     No quartile shed more than `bound` times the average; above 40 % average shedding instead no quartile's attainment
-    below 0.3 of the best one's.
+    below 0.3 of the best one's. What not even an idle fleet could have served in time was refused for its objective,
+    not for the sake of others, and is counted apart (`even_idle`).
     """
-    ordered = sorted(cohort, key=lambda r: (r.prompt_tokens, r.id))
+    even_idle = sum(r.reason == EVEN_IDLE for r in cohort)
+    ordered = sorted((r for r in cohort if r.reason != EVEN_IDLE), key=lambda r: (r.prompt_tokens, r.id))
     quarters = [ordered[len(ordered) * i // 4 : len(ordered) * (i + 1) // 4] for i in range(4)]
     shed = [_share(q, Partition.REJECTED) for q in quarters]
     good = [_share(q, Partition.GOOD) for q in quarters]
@@ -141,6 +144,7 @@ def fairness(cohort: Sequence[Record], bound: float) -> dict[str, Any]:
         "shed_share": shed,
         "attainment": good,
         "bound": None if math.isinf(bound) else bound,
+        "even_idle": even_idle,
         "holds": holds,
     }
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadtests import results
 from loadtests.books import check
 from loadtests.engine import Job
 from loadtests.gateways import PEER_S, RequestMaker, peer_load
@@ -145,7 +146,8 @@ class Simulation:
                 todo.extend(self._dispatch(flight, decision, now))
             elif isinstance(decision, Shed):
                 self.leave_replica(flight, now)
-                flight.record.reason = decision.reason
+                hopeless = decision.retry_after_s is None
+                flight.record.reason = results.EVEN_IDLE if hopeless else decision.reason
                 self.finish(flight, Partition.REJECTED, now)
             elif isinstance(decision, Abort):
                 self.leave_replica(flight, now)

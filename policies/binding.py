@@ -72,7 +72,9 @@ class LateBinding:
         self._set_latest_start(tracked, pool)
         tight = self.settings.admission and sheddable and now > tracked.latest_start
         if tight and not self._worth_a_try(tracked, choice, now):
-            why = Why.HOPELESS if tracked.latest_start < tracked.request.received_at else Why.NOW
+            best = self.dispatcher.sight.best_start_s
+            margin = self.dispatcher.margins.bound(request.service_class, best) - best
+            why = Why.HOPELESS if tracked.latest_start + margin < request.received_at else Why.NOW
             return [*before, self.refuse(tracked, "infeasible", now, why)]
         if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)

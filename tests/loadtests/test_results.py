@@ -91,6 +91,10 @@ def test_fairness_up_to_forty_percent_is_about_shedding_and_above_about_attainme
     assert fairness(cohort((0, 0, 0, 4)), math.inf)["holds"]
     assert fairness(cohort((2, 5, 7, 7)), 2.0)["holds"]  # over 40 % shed: 0.3 of 0.8 is 0.24, the worst has 0.3
     assert not fairness(cohort((0, 3, 7, 10)), 2.0)["holds"]
+    hopeless = [
+        replace(r, reason="infeasible_even_idle") if r.partition is P.REJECTED else r for r in cohort((0, 0, 0, 4))
+    ]
+    assert (fairness(hopeless, 2.0)["holds"], fairness(hopeless, 2.0)["even_idle"]) == (True, 4)
     assert fairness(cohort((0, 0, 2, 2)), 2.0)["shed_share"] == [0.0, 0.0, 0.2, 0.2]
 
 

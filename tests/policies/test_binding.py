@@ -182,6 +182,7 @@ def test_the_longest_prompt_is_tried_on_an_idle_fleet_without_the_margin_that_qu
     assert said(b.submit(chat("long", tokens=45_000), 0.0)) == ["send long"]
     (shed,) = b.submit(chat("another", tokens=45_000), 0.0)
     assert isinstance(shed, Shed)
+    assert shed.retry_after_s is not None  # an idle fleet would take it
     b.first_token("long", 4.5)
     assert said(b.submit(chat("third", tokens=45_000, at=5.0), 5.0)) == ["send third"]
 
