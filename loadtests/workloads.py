@@ -117,10 +117,24 @@ def hot_prefix(seed: int, span_s: float) -> Sequence[Row]:
 
 def mixed(seed: int, span_s: float) -> Sequence[Row]:
     """Interactive chat beside batch: long prompts with a 300 s deadline and nobody waiting, 0.6/s."""
-    rows = list(chat(seed, span_s))
-    for n, at in enumerate(Stream(seed, "mixed", "starts").poisson_times(0.6, span_s)):
-        stream = Stream(seed, "mixed", str(n))
-        prompt = [Segment(mix(seed, name_id("mixed"), n), _bounded(stream.lognormal(8_000, 24_000), 100, 32_000))]
+    return [*chat(seed, span_s), *_batch(seed, "mixed", 0.6, span_s)]
+
+
+def half_batch(seed: int, span_s: float) -> Sequence[Row]:
+    """As `mixed`, with 3.5 batch prompts/s: half of all offered tokens."""
+    return [*chat(seed, span_s), *batch_alone(seed, span_s)]
+
+
+def batch_alone(seed: int, span_s: float) -> Sequence[Row]:
+    """The batch of `half-batch`, row for row: what it gets when nobody else is there."""
+    return _batch(seed, "half-batch", 3.5, span_s)
+
+
+def _batch(seed: int, name: str, rate_rps: float, span_s: float) -> list[Row]:
+    rows = []
+    for n, at in enumerate(Stream(seed, name, "starts").poisson_times(rate_rps, span_s)):
+        stream = Stream(seed, name, str(n))
+        prompt = [Segment(mix(seed, name_id(name), n), _bounded(stream.lognormal(8_000, 24_000), 100, 32_000))]
         rows.append(_row(at, prompt, _bounded(stream.lognormal(355, 605), 1, 2_000), service_class="batch"))
     return rows
 
@@ -211,9 +225,14 @@ _LIMITS = {
     "chat": (("interactive", 64_000, 2_000),),
     "coding": (("interactive", 110_000, 4_000),),
     "mixed": (("interactive", 64_000, 2_000), ("batch", 32_000, 2_000)),
+    "half_batch": (("interactive", 64_000, 2_000), ("batch", 32_000, 2_000)),
+    "batch_alone": (("batch", 32_000, 2_000),),
     "siblings": (("interactive", 16_000, 2_000),),
 }
-_MAKERS = (chat, coding, rag, siblings, unique, hot_prefix, mixed, lora, tenants, tenants_alone, diurnal, bursty)
+_MAKERS = (
+    chat, coding, rag, siblings, unique, hot_prefix, mixed, half_batch, batch_alone, lora, tenants, tenants_alone,
+    diurnal, bursty,
+)  # fmt: skip
 
 WORKLOADS: dict[str, Generator] = {
     make.__name__.replace("_", "-"): Generator(

@@ -19,6 +19,8 @@ PINNED: dict[str, str] = {
     "unique": "e228074e3590d9f5",
     "hot-prefix": "088da601e97332e4",
     "mixed": "c64532ff067e08f8",
+    "half-batch": "8e37640a6f23596c",
+    "batch-alone": "11d8121dfefd975f",
     "lora": "bbe181a4d12bd441",
     "tenants": "a5faf76860d5a584",
     "tenants-alone": "bfa834e90238cfd5",
@@ -128,3 +130,14 @@ def test_the_quiet_tenants_send_the_same_whether_somebody_floods_or_not() -> Non
     assert quiet == [row for row in rows if row[1] != "tenant-9"]
     flood = len(rows) - len(quiet)
     assert flood / (len(quiet) / 9) == pytest.approx(20.0, rel=0.25)
+
+
+def test_half_of_the_tokens_of_half_batch_are_batch_and_are_those_of_batch_alone() -> None:
+    def rows(name: str) -> list[tuple[int, int]]:
+        plan = made(name, window_s=200.0)
+        return [(r.prompt_tokens, r.output_tokens) for r in plan.rows if r.service_class == "batch"]
+
+    both = made("half-batch", window_s=200.0)
+    everything = sum(r.prompt_tokens + r.output_tokens for r in both.rows)
+    assert rows("half-batch") == rows("batch-alone")
+    assert 0.4 < sum(p + o for p, o in rows("half-batch")) / everything < 0.6
