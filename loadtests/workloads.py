@@ -121,13 +121,13 @@ def mixed(seed: int, span_s: float) -> Sequence[Row]:
 
 
 def half_batch(seed: int, span_s: float) -> Sequence[Row]:
-    """As `mixed`, with 3.5 batch prompts/s: half of all offered tokens."""
+    """As `mixed`, with 4.3 batch prompts/s: half of all offered tokens."""
     return [*chat(seed, span_s), *batch_alone(seed, span_s)]
 
 
 def batch_alone(seed: int, span_s: float) -> Sequence[Row]:
     """The batch of `half-batch`, row for row: what it gets when nobody else is there."""
-    return _batch(seed, "half-batch", 3.5, span_s)
+    return _batch(seed, "half-batch", 4.3, span_s)
 
 
 def _batch(seed: int, name: str, rate_rps: float, span_s: float) -> list[Row]:
