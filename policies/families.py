@@ -23,7 +23,7 @@ from policies.prefix import CHUNK_BYTES
 from policies.seen import Seen
 from policies.strata import Strata, Stratum
 
-MOST_CHUNKS_SEEN = 400_000  # of 256 bytes: a cache of about 100 MB of text
+MOST_CHUNKS_SEEN = 262_144  # of 256 bytes: a cache of 64 MB of text
 MOST_PAIRS_SEEN = 200_000
 CORE_PHRASES = 192  # of the first sample, from the front
 LEARNING = 16  # samples that decide what a family has in common
