@@ -19,7 +19,7 @@ from typing import Any
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from gateway import prefixes
+from gateway import live, prefixes
 from gateway.access import Secrets
 from gateway.admin import application
 from gateway.client import Receive, Scope, Send
@@ -36,15 +36,17 @@ from gateway.lag import LoopLag
 from gateway.metrics import Metrics
 from gateway.prefixes import Prefixes
 from gateway.proxy import Proxy
+from gateway.recent import Recent
 from gateway.record import RequestRecord
 from gateway.routes import CONTROL, health
 from gateway.scheduler import Scheduler
 from gateway.signals import Sign
+from gateway.snapshot import snapshot
 from gateway.tenants import Tenants
 from gateway.trial import Trial
 from gateway.watch import Watch
 from policies.core import Balancer
-from policies.model import Ejected, FleetEvent, Returned, Shed
+from policies.model import Ejected, FleetEvent, Returned, Scraped, Shed
 
 log = logging.getLogger("forebay")
 
@@ -72,7 +74,10 @@ class Gateway:
         rng = random.Random(config.policy.seed)
         self.balancer = Balancer(config.service_classes(), routing_policy(config), config.arm().settings, rng)
         self.scheduler = Scheduler(self.balancer)
-        self.metrics = Metrics(config.classes, own_version(), self.gauges)
+        self.version, self.begun_at = own_version(), time.monotonic()
+        self.metrics = Metrics(config.classes, self.version, self.gauges)
+        self.recent = Recent()
+        self.live = live.Live(lambda now: snapshot(self, now))
         self.fleet = Fleet(
             config.health,
             self._fleet_event,
@@ -117,8 +122,9 @@ class Gateway:
         secrets = Secrets.of(config.admin, config.metrics, environ)
         self.secrets = secrets
         self.registry = registry
-        self.admin = application(self.control, registry, self.gauges, secrets, own_version())
+        self.admin = application(self.control, registry, self.gauges, secrets, self.version)
         prefixes.mount(self.admin, self.prefixes)
+        live.mount(self.admin, self.live)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -151,6 +157,7 @@ class Gateway:
         return self.proxy.open
 
     async def stop(self) -> None:
+        self.live.close()
         await self.sources.close()
         await self.watch.close()
         await self.experiments.end()
@@ -191,6 +198,8 @@ class Gateway:
     def _fleet_event(self, event: FleetEvent) -> None:
         self.metrics.event(event)
         self.scheduler.fleet_event(event)
+        if not isinstance(event, Scraped):
+            self.live.changed()
         if isinstance(event, Ejected) and event.reason != Phase.STARTING.value:
             log.warning("replica %s: out of rotation: %s", event.replica_id, event.reason)
             if event.reason == Sign.HUNG.value:
@@ -211,6 +220,7 @@ class Gateway:
         if record.assignment is not None:
             self.experiments.finished(record, record.assignment)
         self.metrics.record(record)
+        self.recent.add(record)
         if self.prefixes is not None and record.cacheable_tokens is not None:
             self.prefixes.finished(record)
         if self.journal is not None:

@@ -96,6 +96,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         self.gateway.proxy.cut()
+        self.gateway.live.close()
         await super().shutdown(sockets)
         await self.gateway.stop()  # not as a lifespan event: uvicorn leaves those out when it is forced
 
