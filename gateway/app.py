@@ -88,6 +88,7 @@ class Gateway:
         self.proxy = kind(self.scheduler, self.fleet, config, self._finished, tenants, rng)
         self.prefixes = Prefixes(config.prefixes) if config.prefixes.enabled else None
         self.proxy.prefixes = self.prefixes
+        self.proxy.consider = self.balancer.considered
         self.watch = Watch(self.fleet, config.health, config.scrape, rng)
         self.members = Membership(
             self.fleet,
@@ -151,6 +152,11 @@ class Gateway:
     def reload(self) -> None:
         """Raises ConfigError."""
         self.control.reload("SIGHUP")
+
+    def cut(self) -> None:
+        """Ends what is still open."""
+        self.proxy.cut()
+        self.live.close()
 
     @property
     def open_requests(self) -> int:

@@ -100,7 +100,7 @@ class Exchange(Driven):
         while True:
             decision = await self._decided()
             if isinstance(decision, Shed):
-                raise errors.shed(decision.reason, decision.retry_after_s)
+                raise self.proxy.refusal(admission, decision, self.record)
             assert isinstance(decision, Dispatch)
             attempt, result = await self._attempt(admission, decision)
             failure = await self._judge(attempt, result)

@@ -93,6 +93,10 @@ class Hand:
             for exchange in self.proxy.held():
                 exchange.on_decision(Shed(exchange.record.request_id, "draining", 1.0))
 
+    def cut(self) -> None:
+        """Ends what is still open."""
+        self.proxy.cut()
+
     @property
     def open_requests(self) -> int:
         return len(self.proxy.live)

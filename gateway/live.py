@@ -76,12 +76,13 @@ class Live:
                 self.history.clear()
                 self._task = asyncio.create_task(self._run(), name="live page")
             yield b"retry: 1000\n\n" + _event("history", list(self.history))
-            if self._latest:
-                yield self._latest
+            told = 0
             while not self._closed:
-                await self._news.wait()
-                if not self._closed:
+                if self._latest and told != self.computed:
+                    told = self.computed
                     yield self._latest
+                else:
+                    await self._news.wait()
         finally:
             self.viewers -= 1
             if self.viewers == 0 and self._task is not None:

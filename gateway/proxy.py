@@ -34,9 +34,10 @@ from gateway.tenants import Tenant, Tenants
 from gateway.trial import Trial
 from gateway.upstream import Pool
 from policies.feedback import BytesPerToken
-from policies.model import ServiceClass
+from policies.model import Alternative, Request, ServiceClass, Shed
 
 SWEEP_S = 0.25
+CONSIDER_S = 0.2  # between two refusals whose alternatives are looked up, so that an overload costs nothing more
 MOST_RESPONSES = 10_000  # response ids remembered
 log = logging.getLogger("forebay.proxy")
 
@@ -67,6 +68,10 @@ class Proxy:
         self._pooled: dict[str, Replica] = {}  # whose connections they are
         self._makers: OrderedDict[str, str] = OrderedDict()
         self._swept_at = 0.0
+        self._consider_at = 0.0
+        self.consider: Callable[[Request, float], tuple[Alternative, ...]] | None = (
+            None  # what a refused one could have
+        )
         self.draining = False
         self.experiment: Trial | None = None  # assigns requests while one runs
         self.leaving = False  # connections end with the answers they wait for
@@ -153,6 +158,14 @@ class Proxy:
             None if authorization is None else authorization.decode("latin-1"),
             None if key is None else key.decode("latin-1"),
         )
+
+    def refusal(self, admission: Admission, shed: Shed, record: RequestRecord) -> GatewayError:
+        """A request that the core refused; what it could have had is looked up for some of them."""
+        now = time.monotonic()
+        if self.consider is not None and admission.candidates is None and now >= self._consider_at:
+            self._consider_at = now + CONSIDER_S
+            record.alternatives = self.consider(admission.request, now)
+        return errors.shed(shed.reason, shed.retry_after_s)
 
     def service_class(self, name: str) -> ServiceClass:
         return self._classes[name]

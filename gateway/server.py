@@ -47,6 +47,8 @@ class Served(Protocol):
 
     def drain(self) -> None: ...
 
+    def cut(self) -> None: ...
+
     async def stop(self) -> None: ...
 
     def reload(self) -> None:
@@ -95,8 +97,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-        self.gateway.proxy.cut()
-        self.gateway.live.close()
+        self.gateway.cut()
         await super().shutdown(sockets)
         await self.gateway.stop()  # not as a lifespan event: uvicorn leaves those out when it is forced
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_FAMILIES = 12
 TILE_S = 10.0  # the rates of all together, so that a change is seen soon
-MOST_NOTABLE = 40
+MOST_NOTABLE = 24
 
 
 def snapshot(gateway: Gateway, now: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ a few hundred replicas per gateway.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -75,11 +76,12 @@ class Watch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, replica: Replica) -> None:
+        look = asyncio.Event()  # a scrape failed after one that did not: the next probe is due now
         async with scrape.client(replica) as http, asyncio.TaskGroup() as loops:
-            loops.create_task(self._probe_loop(replica, http))
-            loops.create_task(self._scrape_loop(replica, http))
+            loops.create_task(self._probe_loop(replica, http, look))
+            loops.create_task(self._scrape_loop(replica, http, look))
 
-    async def _probe_loop(self, replica: Replica, http: httpx.AsyncClient) -> None:
+    async def _probe_loop(self, replica: Replica, http: httpx.AsyncClient, look: asyncio.Event) -> None:
         while True:
             s = self._health
             failure = await probe.health(http, replica, s.probe_timeout_s)
@@ -97,9 +99,12 @@ class Watch:
                 failure = await probe.token(http, replica, s.canary_timeout_s)
                 if self._there(replica):
                     self._fleet.canaried(replica.id, failure)
-            await self._pause(s.probe_interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s(s.probe_interval_s)):
+                    await look.wait()
+            look.clear()
 
-    async def _scrape_loop(self, replica: Replica, http: httpx.AsyncClient) -> None:
+    async def _scrape_loop(self, replica: Replica, http: httpx.AsyncClient, look: asyncio.Event) -> None:
         while True:
             s = self._scraping
             asked = replica.url
@@ -109,12 +114,14 @@ class Watch:
                 values, trouble = None, str(e)
             if not self._there(replica):
                 return
+            if trouble is not None and (replica.id, "/metrics") not in self._troubles:
+                look.set()
             self._said(replica, "/metrics", trouble)
             moved = asked != replica.url  # then these are the words of whoever is at the old address
             if values is not None and not moved and self._fleet.scraped(values):
                 log.warning("replica %s: is a new process since the last scrape; its cache is empty", replica.id)
                 self._models_read_at.pop(replica.id, None)
-            await self._pause(s.interval_s)
+            await asyncio.sleep(self._interval_s(s.interval_s))
 
     async def _learn(self, replica: Replica, http: httpx.AsyncClient) -> None:
         try:
@@ -137,9 +144,8 @@ class Watch:
         read_at = self._models_read_at.get(replica.id)
         return read_at is None or self._clock() - read_at >= self._scraping.models_refresh_s
 
-    async def _pause(self, interval_s: float) -> None:
-        jitter = self._scraping.jitter_share
-        await asyncio.sleep(interval_s * (1.0 + jitter * (2.0 * self._rng.random() - 1.0)))
+    def _interval_s(self, interval_s: float) -> float:
+        return interval_s * (1.0 + self._scraping.jitter_share * (2.0 * self._rng.random() - 1.0))
 
     def _said(self, replica: Replica, what: str, trouble: str | None) -> None:
         """Logs a trouble when it begins, changes or ends."""

@@ -24,8 +24,8 @@ from loadtests.playground import Playground
 
 CLASSES = ("interactive", "interactive", "interactive", "standard", "standard", "batch")
 VIEWS: Mapping[str, tuple[int, int, str]] = {
-    "light": (1360, 1180, "light"),
-    "dark": (1360, 1180, "dark"),
+    "light": (1360, 1000, "light"),
+    "dark": (1360, 1000, "dark"),
     "phone": (390, 844, "light"),
 }
 GATEWAY: dict[str, Any] = {
@@ -99,7 +99,10 @@ async def photograph(url: str, out: Path, chromium: str, look_s: float, per_s: f
             if await opener.count():
                 await opener.click()
             await page.wait_for_timeout(300)
-            await page.screenshot(path=out.with_stem(f"{out.stem}-{name}") if len(pages) > 1 else out, full_page=True)
+            await page.evaluate("scrollTo(0, 0)")
+            await page.screenshot(
+                path=out.with_stem(f"{out.stem}-{name}") if len(pages) > 1 else out, full_page=name == "phone"
+            )
         traffic.cancel()
         await browser.close()
 

@@ -20,6 +20,7 @@ from policies.fleet_state import Replica
 from policies.model import (
     Abort,
     Added,
+    Alternative,
     Choice,
     Decision,
     Draining,
@@ -270,6 +271,18 @@ class Balancer:
     def prompt_tokens(self, model: str, prompt_bytes: int) -> int:
         """Estimate from the learnt bytes per token of a model."""
         return max(1, round(self.dispatcher.affinity.bytes_per_token.tokens(model, prompt_bytes)))
+
+    def considered(self, request: Request, now: float) -> tuple[Alternative, ...]:
+        """The best replicas for a request that was refused just now, by predicted TTFT; changes nothing."""
+        pool, service_class = self.fleet.pool(request), self.classes.get(request.service_class)
+        if service_class is None or not pool.replicas:
+            return ()
+        self.dispatcher.sight.look(pool, Tracked(request, service_class), now)
+        views = sorted((r.view for r in pool.open), key=lambda view: view.predicted_ttft_s)
+        return tuple(
+            Alternative(v.id, v.predicted_ttft_s, round(v.cached_tokens), v.predicted_ttft_s, v.scraped_age_s)
+            for v in views[: self.settings.alternatives]
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """What the core believes now, for metrics and the admin pages. Plain values only."""
