@@ -226,7 +226,8 @@ class SplicedCycle(RequestResponseCycle):
     def write_framed(self, framed: bytes) -> None:
         if self._head:
             framed, self._head = self._head + framed, b""
-        self.transport.write(framed)
+        if not self.transport.is_closing():  # the client left, and nobody was told yet
+            self.transport.write(framed)
 
     def end(self) -> None:
         closing = b"0\r\n\r\n" if self.chunked_encoding else b""

@@ -22,10 +22,11 @@ from loadtests.engine import EngineConfig
 from loadtests.live_replica import ReplicaSettings
 from loadtests.playground import Playground
 
+MOST_REQUESTS = 100_000
 CLASSES = ("interactive", "interactive", "interactive", "standard", "standard", "batch")
 VIEWS: Mapping[str, tuple[int, int, str]] = {
-    "light": (1360, 1000, "light"),
-    "dark": (1360, 1000, "dark"),
+    "light": (1360, 1200, "light"),
+    "dark": (1360, 1200, "dark"),
     "phone": (390, 844, "light"),
 }
 GATEWAY: dict[str, Any] = {
@@ -46,15 +47,15 @@ def replicas() -> ReplicaSettings:
     return ReplicaSettings(EngineConfig(profiles.PROFILES["a100-8b"]), "sim-8b", time_scale=0.8, stream_interval=4)
 
 
-async def load(url: str, seconds: float, per_s: float, seed: int = 3) -> None:
-    """Applications that ask `per_s` times a second and read what they get."""
+async def load(url: str, per_s: float, seed: int = 3) -> None:
+    """Applications that ask about `per_s` times a second, in bursts, and read what they get; until cancelled."""
     rng = random.Random(seed)
     made = leaks.families(seed, leaky=True)[:16] + [f for f in leaks.families(seed, leaky=True) if f.leak]
     limits = httpx.Limits(max_connections=None)
     begun = time.monotonic()
     asked: set[asyncio.Task[None]] = set()
     async with httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False, limits=limits) as http:
-        for one in leaks.traffic(made, int(seconds * per_s), seed):
+        for one in leaks.traffic(made, MOST_REQUESTS, seed):
             body = {**one.body, "model": "sim-8b", "stream": True, "max_tokens": rng.randint(20, 300)}
             path = "/v1/messages" if one.api == "messages" else "/v1/chat/completions"
             headers = {"x-service-class": CLASSES[one.family % len(CLASSES)], "x-session-id": f"s{rng.randrange(99)}"}
@@ -63,8 +64,6 @@ async def load(url: str, seconds: float, per_s: float, seed: int = 3) -> None:
             task.add_done_callback(asked.discard)
             burst = 3.0 if int(time.monotonic() - begun) % 25 >= 18 else 0.75
             await asyncio.sleep(rng.expovariate(burst * per_s))
-        for task in asked:
-            task.cancel()
 
 
 async def _ask(http: httpx.AsyncClient, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
@@ -92,7 +91,7 @@ async def photograph(url: str, out: Path, chromium: str, look_s: float, per_s: f
             )
             await page.goto(f"{url}/dashboard")
             pages[name] = page
-        traffic = asyncio.create_task(load(url, look_s + 5.0, per_s))
+        traffic = asyncio.create_task(load(url, per_s))
         await asyncio.sleep(look_s)
         for name, page in pages.items():
             opener = page.locator("#notable button.open").first
@@ -108,10 +107,12 @@ async def photograph(url: str, out: Path, chromium: str, look_s: float, per_s: f
 
 
 def portrait(
-    out: Annotated[Path, typer.Option(help="The PNG; with several views each gets its name appended.")] = Path("x.png"),
+    out: Annotated[Path, typer.Option(help="The PNG; with several views each gets its name appended.")] = Path(
+        "deploy/dashboard.png"
+    ),
     chromium: Annotated[str, typer.Option(help="Chromium to use.")] = "/usr/bin/chromium",
-    seconds: Annotated[float, typer.Option(help="How long traffic runs before.")] = 90.0,
-    per_s: Annotated[float, typer.Option(help="Requests a second.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="How long traffic runs before.")] = 80.0,
+    per_s: Annotated[float, typer.Option(help="Requests a second.")] = 13.0,
     view: Annotated[list[str] | None, typer.Option(help="light, dark or phone; repeat it for several.")] = None,
 ) -> None:
     """Photograph the live page under load.

@@ -104,6 +104,13 @@ async def test_a_killed_replica_is_refused_and_its_restart_noticed(two: Fleet) -
         await until(lambda: g.gateway.metrics._restarts[("r0",)] == 1)
 
 
+async def test_a_scrape_that_fails_brings_the_next_probe_forward(two: Fleet) -> None:
+    """Without traffic and with probes an hour apart, a dead replica is still noticed within a scrape."""
+    async with running(*two.urls, health={"probe_interval_s": 3600.0}) as g:
+        two.members[0].order(Command("kill"))
+        await until(lambda: g.reason("r0") == "refused")
+
+
 async def test_with_no_replica_left_a_known_model_is_503_and_an_unknown_one_404(two: Fleet) -> None:
     async with running(*two.urls) as g:
         assert (await g.chat(model="typo")).status_code == 404

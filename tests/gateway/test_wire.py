@@ -7,6 +7,7 @@ import asyncio
 import orjson
 import pytest
 
+from gateway.cycle import SplicedCycle
 from tests.gateway.scripted import CHAT, Connection, Seen, dechunk, gateway, playing, replica
 from tests.gateway.test_failures import GOOD_STREAM, GOOD_WHOLE, WHOLE, whole
 
@@ -259,3 +260,18 @@ async def test_a_client_that_asks_to_close_gets_closed() -> None:
         assert answer.header("connection") == "close"
         assert await client.closed() == b""
         assert a.seen[0].header(b"connection") is None
+
+
+def test_a_write_to_a_client_that_just_left_is_nobodys_trouble() -> None:
+    """The loop may run a timer between the end of a connection and the news of it."""
+
+    class Gone:
+        def is_closing(self) -> bool:
+            return True
+
+        def write(self, data: bytes) -> None:
+            raise RuntimeError("the handler is closed")
+
+    cycle = object.__new__(SplicedCycle)
+    cycle.transport = Gone()  # type: ignore[assignment]
+    cycle.write(b": keep-alive\n\n")
