@@ -151,7 +151,7 @@ class DecodeFit:
 
     def mean(self, share: float) -> float | None:
         """Seconds per token when `share` of the time goes to prefill; None until a gap was seen."""
-        if not self.idle_s or not self.busy_s:  # 0: events that came together in one read say nothing of the pace
+        if self.idle_s is None or self.busy_s is None:
             return self.idle_s or self.busy_s
         return 1.0 / (share / self.busy_s + (1.0 - share) / self.idle_s)
 

@@ -117,11 +117,3 @@ def test_prediction_error_and_its_sign() -> None:
     for _ in range(100):
         errors.observe(2.0, 1.0)
     assert (errors.relative, errors.bias) == (pytest.approx(0.5), pytest.approx(-0.5))
-
-
-def test_events_that_came_together_are_no_pace() -> None:
-    """Two events in one read have no gap; what has no gap must not become a division by zero."""
-    fit = DecodeFit()
-    fit.add(1, 0.0, busy=False)
-    fit.add(1, 0.02, busy=True)
-    assert fit.mean(0.5) == 0.02
