@@ -121,6 +121,8 @@ class Admission:
         timeline.tokens(record, usage, meter.tokens_per_event if meter is not None else 1.0, estimate)
         known = None if usage is None else usage.prompt_tokens
         record.objectives = timeline.objectives(request, self.service_class, self.call.tighter.ttft_s, known)
+        if request.shadows:
+            record.shadows = request.shadows
         if self.candidates is None:
             outcome = record.outcome or Outcome.ERROR
             proxy.scheduler.complete(request.id, outcome, usage, record.replica_id)

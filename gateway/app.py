@@ -40,6 +40,7 @@ from gateway.recent import Recent
 from gateway.record import RequestRecord
 from gateway.routes import CONTROL, health
 from gateway.scheduler import Scheduler
+from gateway.shadows import Shadows
 from gateway.signals import Sign
 from gateway.snapshot import snapshot
 from gateway.tenants import Tenants
@@ -72,7 +73,9 @@ class Gateway:
         """`kind`: what serves the requests; the core of several processes has another than one process alone."""
         tenants = Tenants.of(config, environ)
         rng = random.Random(config.policy.seed)
-        self.balancer = Balancer(config.service_classes(), routing_policy(config), config.arm().settings, rng)
+        self.shadows = Shadows(config.shadow)
+        policy = self.shadows.wrap(routing_policy(config))
+        self.balancer = Balancer(config.service_classes(), policy, config.arm().settings, rng)
         self.scheduler = Scheduler(self.balancer)
         self.version, self.begun_at = own_version(), time.monotonic()
         self.metrics = Metrics(config.classes, self.version, self.gauges)
@@ -99,7 +102,7 @@ class Gateway:
         )
         self.sources = Sources(self.members, environ, rng)
         self.lag = LoopLag(self.proxy.door.lagged)
-        self.experiments = Experiments(self.scheduler, state_path(config), self._assign_by)
+        self.experiments = Experiments(self.scheduler, state_path(config), self._assign_by, self.shadows)
         self.control = Control(
             proxy=self.proxy,
             scheduler=self.scheduler,
@@ -109,13 +112,15 @@ class Gateway:
             sources=self.sources,
             metrics=self.metrics,
             experiments=self.experiments,
+            shadows=self.shadows,
             path=path,
             overrides=overrides or {},
             versions=[first(config, "start")],
             environ=environ,
         )
         registry = CollectorRegistry()
-        registry.register(self.metrics)
+        for own in (self.metrics, self.shadows, self.experiments):
+            registry.register(own)
         if self.prefixes is not None:
             registry.register(self.prefixes)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):

@@ -23,6 +23,7 @@ from gateway.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
 from gateway.scheduler import Scheduler
+from gateway.shadows import Shadows
 from gateway.tenants import Tenants
 from gateway.watch import Watch
 from policies import make
@@ -62,6 +63,7 @@ class Control:
     sources: Sources
     metrics: Metrics
     experiments: Experiments
+    shadows: Shadows
     path: Path | None
     overrides: Mapping[str, Any]
     versions: list[Version]
@@ -125,8 +127,11 @@ class Control:
         self.metrics.classes = frozenset(config.classes)
         self.experiments.leave(before, config)
         self.scheduler.reclass(config.service_classes())
+        self.shadows.configure(config.shadow)
+        if policy is None and config.shadow != before.shadow:
+            policy = self.scheduler.balancer.policy
         if policy is not None:
-            self.scheduler.use(policy)
+            self.scheduler.use(self.shadows.wrap(policy))
         if self.experiments.running is None:
             self.scheduler.configure(arm.settings)
         self.experiments.enter(before, config)

@@ -13,18 +13,22 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from gateway import trial as trials
 from gateway.config import Config, ConfigError
 from gateway.experiment_results import results
+from gateway.experiment_series import series
 from gateway.experiment_table import Experiment, core, mistakes
 from gateway.record import RequestRecord
 from gateway.scheduler import Scheduler
+from gateway.shadows import Shadows, bare
 from gateway.trial import Trial
 from policies import make
 from policies.designs import Assignment, Design
@@ -44,15 +48,17 @@ def state_path(config: Config) -> Path | None:
     return None if path is None else Path(path).with_name(Path(path).name + ".experiment.json")
 
 
-class Experiments:
+class Experiments(Collector):
     """At most one runs. `on_change` is told the trial that requests are to be assigned by, or None."""
 
     def __init__(
         self, scheduler: Scheduler, path: Path | None, on_change: Callable[[Trial | None], None],
+        shadows: Shadows,
         wall: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.scheduler = scheduler
         self.path = path
+        self.shadows = shadows
         self.wall = wall
         self.trial: Trial | None = None  # the last one, running or ended
         self._on_change = on_change
@@ -184,14 +190,18 @@ class Experiments:
 
     def policy_of(self, arm: str | None) -> str:
         """Name of the policy that decided a request of this arm, or of none."""
-        own = (self._base or self.scheduler.balancer.policy).name
+        own = (self._base or bare(self.scheduler.balancer.policy)).name
         return own if arm is None else self._policies.get(arm, own)
+
+    def collect(self) -> Iterator[Metric]:
+        """Series by arm; their names are the configuration's, so there are at most eight."""
+        return series(self.results())
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _run(self, trial: Trial, config: Config) -> None:
         scheduler, balancer, plan = self.scheduler, self.scheduler.balancer, trial.plan
-        base = self._base = balancer.policy
+        base = self._base = bare(balancer.policy)
         self._base_settings = balancer.settings
         arms: dict[str, RoutingPolicy] = {}
         for i, arm in enumerate(trial.table.arms):
@@ -200,7 +210,7 @@ class Experiments:
             arms[arm.name] = base if same else make(arm.policy or base.name, arm.settings, random.Random(seed))
         self._policies = {name: policy.name for name, policy in arms.items()}
         groups = plan.groups if plan.design is Design.PARTITION else None
-        scheduler.use(SideBySide(arms, plan.arms[0], groups, base))
+        scheduler.use(self.shadows.wrap(SideBySide(arms, plan.arms[0], groups, base)))
         self._applied = -1
         self._turn(trial)
         self._on_change(trial)
@@ -208,7 +218,7 @@ class Experiments:
     def _restore(self) -> None:
         self._on_change(None)
         if self._base is not None and self._base_settings is not None:
-            self.scheduler.use(self._base)
+            self.scheduler.use(self.shadows.wrap(self._base))
             self.scheduler.configure(self._base_settings)
         self._base = self._base_settings = None
 

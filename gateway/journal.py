@@ -99,6 +99,7 @@ def line(record: RequestRecord, keyed: Keyed) -> dict[str, Any]:
         "choice": record.choice_reason,
         "prediction": record.prediction,
         "alternatives": record.alternatives,
+        "shadows": record.shadows,
         "queue_wait_s": _round(record.queue_wait_s),
         "ttft_s": _round(record.ttft_s),
         "tpot_s": _round(record.tpot_s),

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from policies.designs import Assignment
-from policies.model import Alternative, Outcome, Prediction
+from policies.model import Alternative, Outcome, Prediction, Shadowed
 from policies.objectives import Objectives, Partition, Timing
 
 
@@ -86,6 +86,7 @@ class RequestRecord:
     choice_reason: str = ""  # affinity, spill, cold, ... of the last dispatch
     prediction: Prediction | None = None
     alternatives: tuple[Alternative, ...] = ()
+    shadows: tuple[Shadowed, ...] = ()
     committed_at: float | None = None  # response headers written
     first_content_at: float | None = None
     last_content_at: float | None = None

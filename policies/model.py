@@ -48,6 +48,17 @@ class ServiceClass:
 
 
 @dataclass(slots=True)
+class Shadowed:
+    """What a policy that does not act would have done with one request; differences are its minus the taken one's."""
+
+    policy: str
+    replica_id: str
+    agrees: bool
+    uncached_tokens: int
+    ttft_s: float  # predicted
+
+
+@dataclass(slots=True)
 class Request:
     """One API call as the core sees it. The deadlines are absolute times; `None` where there is no objective."""
 
@@ -75,6 +86,7 @@ class Request:
     tenant_weight: float = 1.0  # share against other tenants of the same class
     pinned: str | None = None  # the one replica that may take it: state of an earlier answer lives there
     group: int | None = None  # of replicas that may take it, while an experiment divides the fleet
+    shadows: tuple[Shadowed, ...] = ()
 
 
 @dataclass(slots=True)
