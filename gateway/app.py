@@ -239,6 +239,7 @@ class Gateway:
 
     def _assign_by(self, trial: Trial | None) -> None:
         self.proxy.experiment = trial
+        self.proxy.policy_changed()
 
     def gauges(self) -> Gauges:
         """Everything that /metrics reads at scrape time."""

@@ -132,6 +132,7 @@ class Control:
             policy = self.scheduler.balancer.policy
         if policy is not None:
             self.scheduler.use(self.shadows.wrap(policy))
+            self.proxy.policy_changed()
         if self.experiments.running is None:
             self.scheduler.configure(arm.settings)
         self.experiments.enter(before, config)

@@ -216,11 +216,11 @@ class Experiments(Collector):
         self._on_change(trial)
 
     def _restore(self) -> None:
-        self._on_change(None)
         if self._base is not None and self._base_settings is not None:
             self.scheduler.use(self.shadows.wrap(self._base))
             self.scheduler.configure(self._base_settings)
         self._base = self._base_settings = None
+        self._on_change(None)
 
     def _turn(self, trial: Trial) -> None:
         """A switchback whose arms differ in admission or pacing: the core gets the settings of the arm whose turn it

@@ -119,6 +119,9 @@ class Hub(Proxy):
             self.tell_all(self._configuration(To.CONFIG))
             self.fleet_changed()
 
+    def policy_changed(self) -> None:
+        self.tell_all(self._configuration(To.CONFIG))
+
     def fleet_changed(self) -> None:
         if not self._fleet_dirty:
             self._fleet_dirty = True
@@ -248,7 +251,7 @@ class Hub(Proxy):
             self._touched(replica_id)
         finished = None if seen is None else record(seen, remote.request, remote.last)
         if finished is not None:
-            finished.assignment = remote.assignment
+            finished.assignment, finished.shadows = remote.assignment, remote.request.shadows
         if remote.lease is not None:
             remote.lease.settle(None if finished is None else finished.charged_tokens, time.monotonic())
         if finished is not None:

@@ -86,6 +86,9 @@ class Proxy:
         self._classes = config.service_classes()
         self.budget.share, self.budget.per_s = config.retry.budget_share, config.retry.budget_per_s
 
+    def policy_changed(self) -> None:
+        """Another policy acts: it may read prompts where the one before did not. Here nobody keeps that."""
+
     # -- ASGI ----------------------------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

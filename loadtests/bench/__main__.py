@@ -200,5 +200,19 @@ def experiments_command(
     raise typer.Exit(0 if experiments.run(repetitions, hours * 3600.0, guard_runs, out, console) else 1)
 
 
+@app.command("shadow")
+def shadow_command(
+    quick: Annotated[bool, typer.Option(help="3 rounds of 1 s instead of 7 of 3 s")] = False,
+    policy: Annotated[list[str] | None, typer.Option(help="a shadow policy; again for more")] = None,
+) -> None:
+    """CPU that shadow policies add to a request; exit status 1 if it is more than 15 %.
+
+    Example: python -m loadtests.bench shadow --quick
+    """
+    from loadtests.bench import shadows
+
+    raise typer.Exit(0 if shadows.run(quick, policy or shadows.PAIR, console) else 1)
+
+
 if __name__ == "__main__":
     app()

@@ -187,3 +187,25 @@ def test_a_table_that_cannot_be_says_why(change: dict[str, Any], line: str) -> N
 def test_an_arm_with_a_suffix_is_told_where_that_is_switched() -> None:
     with pytest.raises(ConfigError, match="admission and pacing are switched in core"):
         build({"experiment": {**TABLE, "arms": [{"name": "a"}, {"name": "b", "policy": "round_robin+pacing"}]}})
+
+
+async def test_shadows_are_journalled_and_counted_and_an_experiment_runs_beside_them(
+    sim: Fleet, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    shadow = {"policies": ["least_work", "lmetric"], "share": 1.0}
+    async with running(
+        *sim.urls, policy={"name": "forebay"}, journal={"path": str(path)}, shadow=shadow, experiment=TABLE
+    ) as g:
+        await ask(g)
+        await until(lambda: g.gateway.journal is not None and g.gateway.journal.written >= 12)
+        page = (await g.http.get("/metrics")).text
+        assert 'forebay_experiment_running{arm="new",experiment="x"} 1.0' in page
+        changed = await g.http.patch("/admin/config", json={"shadow": {"policies": []}})
+        assert changed.status_code == 200
+        assert "forebay_shadow_requests_total{" not in (await g.http.get("/metrics")).text
+    lines = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    assert all([seen["policy"] for seen in line["shadows"]] == ["least_work", "lmetric"] for line in lines)
+    asked = [line for line in page.splitlines() if line.startswith("forebay_shadow_requests_total{agrees=")]
+    assert sum(float(line.split()[-1]) for line in asked) == 24
+    assert {line["policy"] for line in lines} == {"forebay", "least_request"}

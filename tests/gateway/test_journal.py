@@ -100,6 +100,7 @@ def test_a_line_tells_the_whole_life_of_a_request() -> None:
         "alternatives": [
             {"replica_id": "b", "score": 0.5, "cached_tokens": 0, "predicted_ttft_s": 0.9, "scraped_age_s": 0.6}
         ],
+        "shadows": [],
         "queue_wait_s": 0.1,
         "ttft_s": 0.5,
         "tpot_s": 0.1,
