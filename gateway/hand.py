@@ -15,12 +15,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from gateway import live
 from gateway.client import Receive, Scope, Send
 from gateway.config import Config, build
+from gateway.exchange import Exchange
+from gateway.hand_live import Viewers
 from gateway.lag import LoopLag
 from gateway.link import Link, Message
 from gateway.messages import To
 from gateway.mirror import Mirror
+from gateway.prefixes import MOST_BODY_BYTES
 from gateway.proxy import Proxy
 from gateway.relayed import Asking
 from gateway.remote import RemoteScheduler
@@ -54,6 +58,7 @@ class Hand:
         self.proxy.told = self._made
         self.lag = LoopLag(self._lagged)
         self.asking = Asking(self._ask)
+        self.viewers = Viewers(self.asking)
         self._link: Link | None = None
         self._calling: asyncio.Task[None] | None = None
         self._stating: asyncio.TimerHandle | None = None
@@ -96,6 +101,7 @@ class Hand:
     def cut(self) -> None:
         """Ends what is still open."""
         self.proxy.cut()
+        self.viewers.close()
 
     @property
     def open_requests(self) -> int:
@@ -126,6 +132,8 @@ class Hand:
         elif path == "/ready" and (self.proxy.draining or self._link is None):
             ready = not self.proxy.draining and self.fleet.any_available() is not None
             await self._ready(send, ready)
+        elif path in live.PATHS:
+            await self.viewers.stream(scope, receive, send)
         elif path.startswith(CONTROL):
             await self.asking(scope, receive, send)
         else:
@@ -197,6 +205,8 @@ class Hand:
                 self.welcome.set()
         elif kind == To.ANSWER:
             self.asking.answered(message)
+        elif kind == To.LOOK:
+            self._look(message[1])
         elif kind == To.GIVE_UP:
             self.proxy.give_up_on(message[1], message[2])
         elif kind == To.MADE:
@@ -223,6 +233,15 @@ class Hand:
     def _sign(self, replica_id: str, sign: Sign) -> None:
         if self._link is not None:
             self._link.tell([To.SIGN, replica_id, sign.value])
+
+    def _look(self, request_id: str) -> None:
+        """The core wants to look into a prompt: its body, unless it is gone already or too large."""
+        exchange = self.scheduler.owner(request_id)
+        admission = exchange.admission if isinstance(exchange, Exchange) else None
+        if admission is not None and admission.call.document is not None and self._link is not None:
+            body = admission.call.body
+            if len(body) <= MOST_BODY_BYTES:
+                self._link.tell([To.BODY, request_id, admission.endpoint.api.value, body.decode("latin-1")])
 
     def _made(self, response_id: str, replica_id: str) -> None:
         if self._link is not None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.link import Link
 from gateway.messages import of_decision
+from gateway.prefixes import Looked
 from gateway.record import RequestRecord, Tokens
 from gateway.tenants import Lease
 from policies.designs import Assignment
-from policies.model import Abort, Decision, Dispatch, Hold, Request, Shed
+from policies.families import Arrival
+from policies.model import Abort, Alternative, Decision, Dispatch, Hold, Request, Shed
 
 
 class HandLink:
@@ -27,6 +30,7 @@ class HandLink:
         self.awaits: dict[str, int] = {}
         self.silent: dict[str, int] = {}
         self.state: dict[str, Any] = {}
+        self.considered: Callable[[Request], tuple[Alternative, ...]] = lambda request: ()
 
     @property
     def greeted(self) -> bool:
@@ -44,6 +48,9 @@ class Remote:
     last: Dispatch | None = None
     held: bool = False
     assignment: Assignment | None = None  # in the experiment that ran when it came
+    arrival: Arrival | None = None  # what was known of its prompt
+    looked: Looked | None = None  # into its prompt
+    considered: tuple[Alternative, ...] = ()  # what it could have had when it was refused
 
     @property
     def record(self) -> RequestRecord:
@@ -59,6 +66,8 @@ class Remote:
             self.hand.prefilling[decision.replica_id] = True  # as the hand will believe
         else:
             self.held = isinstance(decision, Hold) or (isinstance(decision, Abort) and decision.requeue)
+            if isinstance(decision, Shed):
+                self.considered = self.hand.considered(self.request)
         self.hand.link.tell(of_decision(self.id, decision))
 
     def ran_on(self, replica_id: str) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
+import orjson
+
 from gateway import mirror
 from gateway.config import Config
 from gateway.errors import GatewayError
@@ -28,6 +30,7 @@ from gateway.record import RequestRecord
 from gateway.scheduler import Scheduler
 from gateway.signals import Sign
 from gateway.tenants import Tenants
+from policies.canonical import canonical_parts
 from policies.model import Outcome, Pulse, Request, Usage
 from policies.objectives import Partition
 
@@ -71,6 +74,7 @@ class Hub(Proxy):
             To.ADOPT: self._adopt,
             To.KEEP: self._keep,
             To.HELLO: self._hello,
+            To.BODY: self._body,
         }
 
     async def listen(self, path: str) -> None:
@@ -142,6 +146,7 @@ class Hub(Proxy):
 
     def _accept(self) -> Link:
         hand = HandLink(next(self._numbers))
+        hand.considered = self.considered
         does = self._does
         hand.link = Link(lambda message: does[message[0]](hand, message), lambda: self._gone(hand))
         self.hands.add(hand)
@@ -218,9 +223,28 @@ class Hub(Proxy):
                 return
         if self.experiment is not None:
             remote.assignment = self.experiment.assign(made, time.time())
+        if self.prefixes is not None and made.chain:
+            remote.arrival = self.prefixes.arrived(made)
+            if self.prefixes.wants(remote.arrival, 0):
+                hand.link.tell([To.LOOK, id])
         self.scheduler.submit(made, remote)
         if remote.last is not None:
             self._touched(remote.last.replica_id)
+
+    def _body(self, hand: HandLink, message: Message) -> None:
+        """A prompt that the core wanted to look into."""
+        _, id, api, body = message
+        remote, prefixes = hand.open.get(id), self.prefixes
+        if (
+            remote is None
+            or prefixes is None
+            or remote.arrival is None
+            or not prefixes.wants(remote.arrival, len(body))
+        ):
+            return
+        document, made = orjson.loads(body.encode("latin-1")), remote.request
+        parts = canonical_parts(api, document, model=made.model, adapter=made.adapter)
+        remote.looked = prefixes.look(api, document, parts, made, remote.arrival)
 
     def _first(self, hand: HandLink, message: Message) -> None:
         remote = hand.open.get(message[1])
@@ -252,6 +276,9 @@ class Hub(Proxy):
         finished = None if seen is None else record(seen, remote.request, remote.last)
         if finished is not None:
             finished.assignment, finished.shadows = remote.assignment, remote.request.shadows
+            finished.alternatives = remote.considered or finished.alternatives
+            if remote.arrival is not None:
+                finished.cacheable_tokens, finished.sampled = remote.arrival.cacheable_tokens, remote.looked
         if remote.lease is not None:
             remote.lease.settle(None if finished is None else finished.charged_tokens, time.monotonic())
         if finished is not None:

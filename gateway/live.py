@@ -22,6 +22,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 INTERVAL_S = 1.0
 SOONEST_S = 0.1
+FRESH_S = 0.9
+PATHS = ("/admin/live", "/admin/v1/live")
 MOST_VIEWERS = 64
 HISTORY = 300  # snapshots whose totals a new viewer gets for its sparklines
 HERE = Path(__file__).parent
@@ -51,6 +53,8 @@ class Live:
         self._read = read
         self._clock = clock
         self._latest = b""
+        self._snapshot = b""
+        self._taken_at = -INTERVAL_S
         self._news = asyncio.Event()  # replaced with each snapshot
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -89,12 +93,24 @@ class Live:
                 self._task.cancel()
                 self._task = None
 
+    def newest(self) -> bytes:
+        """One snapshot as JSON, for who asks now and then; at most `INTERVAL_S` old."""
+        now = self._clock()
+        if now - self._taken_at >= FRESH_S:
+            self._take(now)
+        return self._snapshot
+
+    def _take(self, now: float) -> None:
+        taken = self._read(now)
+        self.computed += 1
+        self._taken_at = now
+        self.history.append(_point(taken))
+        self._snapshot = orjson.dumps(taken)
+
     async def _run(self) -> None:
         while True:
-            taken = self._read(self._clock())
-            self.computed += 1
-            self.history.append(_point(taken))
-            self._latest = _event("snapshot", taken)
+            self._take(self._clock())
+            self._latest = b"event: snapshot\ndata: %b\n\n" % self._snapshot
             news, self._news = self._news, asyncio.Event()
             news.set()
             self._hurry.clear()
@@ -124,6 +140,16 @@ def mount(app: FastAPI, live: Live) -> None:
     """Adds the page and its stream to the control plane."""
     for path, (name, kind) in FILES.items():
         app.get(path, include_in_schema=False)(_file(HERE / name, kind))
+
+    @app.get("/admin/snapshot")
+    async def one(history: bool = False) -> Response:
+        """What the live page draws, once: fleet, classes, queue, experiment, prompt families, what went wrong lately.
+
+        ?history=true: the points of the last minutes that the sparklines are drawn from, where somebody looked.
+        """
+        newest = live.newest()
+        body = orjson.dumps(list(live.history)) if history else newest
+        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
     @app.get("/admin/live")
     async def stream(request: Request) -> Response:

@@ -1,9 +1,9 @@
 """What hands and the core say to each other, and how requests, decisions and records look on the way.
 
-Only what decides travels: hashes of the prompt, sizes, class, tenant, deadlines; never a body. Times are monotonic
-seconds, which all processes of one host share. Of a finished request the core knows the request and its last
-decision already, so only what the hand saw comes back. The arrays are positional: both sides are of one release, since
-a supervisor never mixes two.
+Only what decides travels: hashes of the prompt, sizes, class, tenant, deadlines; and the body of the few prompts that
+the core wants to look into (`prefixes.py`). Times are monotonic seconds, which all processes of one host share. Of a
+finished request the core knows the request and its last decision already, so only what the hand saw comes back. The
+arrays are positional: both sides are of one release, since a supervisor never mixes two.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class To(IntEnum):
     MADE = 10  # response id, replica (both ways)
     ADOPT = 11  # id, request, replica, dispatched at, started
     KEEP = 12  # id, replica: it began to answer before the order to take it back came
+    BODY = 13  # id, api, body of a prompt that the core asked to look into
     # the core tells a hand
     WELCOME = 20  # reads_prefix
     DISPATCH = 21  # id, replica, reason, prediction
@@ -48,6 +49,7 @@ class To(IntEnum):
     GIVE_UP = 29  # replica whose engine hangs
     LAG = 30  # smoothed lag of the core's loop
     METER = 31  # replica, tokens per event
+    LOOK = 32  # id: its body, please, while it is still there
 
 
 _REQUEST = (

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from gateway.record import RequestRecord, TokenSource, Unmatched
 from gateway.sections import Prefixes as PrefixesTable
 from policies import canonical
-from policies.families import Families, Family, Sample
+from policies.families import Arrival, Families, Family, Sample
 from policies.model import Outcome, Request
 from policies.phrases import phrases
 from policies.places import path
@@ -45,24 +45,23 @@ log = logging.getLogger("forebay.prefixes")
 
 
 @dataclass(slots=True)
+class Looked:
+    """A request that is looked into, and what came of it. `ended` holds its tokens when it ended before that."""
+
+    weight: int
+    family: Family | None = None
+    ended: tuple[float, ...] | None = None
+    unmatched: Unmatched | None = None
+
+
+@dataclass(slots=True)
 class _Waiting:
     api: str
     document: Mapping[str, Any]
     parts: list[bytes]
     request: Request
-    record: RequestRecord
-    known_bytes: int
-    weight: int
-    leaky: Any  # the stratum, which is told
-
-
-@dataclass(slots=True)
-class _Counted:
-    """Where the tokens of a sampled request go; `ended` holds them when it ended before it was judged."""
-
-    weight: int
-    family: Family | None = None
-    ended: tuple[float, ...] | None = None
+    arrival: Arrival
+    looked: Looked
 
 
 class Prefixes(Collector):
@@ -85,20 +84,33 @@ class Prefixes(Collector):
 
     def admitted(self, api: str, call: Call, parts: list[bytes], request: Request, record: RequestRecord) -> None:
         """A request with a prefix chain was let in."""
-        arrival = self.families.arrived(request.chain, request.prompt_bytes, request.prompt_tokens)
+        arrival = self.arrived(request)
         record.cacheable_tokens = arrival.cacheable_tokens
-        if not arrival.wanted or call.document is None:
-            return
-        if len(self._waiting) >= MOST_WAITING or len(call.body) > MOST_BODY_BYTES:
+        if call.document is not None and self.wants(arrival, len(call.body)):
+            record.sampled = self.look(api, call.document, parts, request, arrival)
+
+    def arrived(self, request: Request) -> Arrival:
+        """Counts a request that has a chain."""
+        return self.families.arrived(request.chain, request.prompt_bytes, request.prompt_tokens)
+
+    def wants(self, arrival: Arrival, body_bytes: int) -> bool:
+        """Whether `look` should follow."""
+        if not arrival.wanted:
+            return False
+        if len(self._waiting) >= MOST_WAITING or body_bytes > MOST_BODY_BYTES:
             self.passed_over += 1
-            return
-        weight = arrival.stratum.take()
-        record.sampled = _Counted(weight)
-        self._waiting.append(
-            _Waiting(api, call.document, parts, request, record, arrival.known_bytes, weight, arrival.stratum)
-        )
+            return False
+        return True
+
+    def look(
+        self, api: str, document: Mapping[str, Any], parts: list[bytes], request: Request, arrival: Arrival
+    ) -> Looked:
+        """Queues its canonical parts; `document` is the body they were made of."""
+        looked = Looked(arrival.stratum.take())
+        self._waiting.append(_Waiting(api, document, parts, request, arrival, looked))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LEAST_WAIT_S, self._look)
+        return looked
 
     def finished(self, record: RequestRecord) -> None:
         """The end of a request that was admitted here."""
@@ -119,13 +131,14 @@ class Prefixes(Collector):
         if record.chain and record.completion.count and prompt:
             answer_bytes = record.completion.count * record.prompt_bytes / prompt
             self.families.answered(record.chain, record.prompt_bytes + int(answer_bytes))
-        counted: _Counted | None = record.sampled
-        if counted is not None:
-            weighted = tuple(counted.weight * value for value in tokens)
-            if counted.family is None:
-                counted.ended = weighted
+        looked: Looked | None = record.sampled
+        if looked is not None:
+            record.unmatched = looked.unmatched
+            weighted = tuple(looked.weight * value for value in tokens)
+            if looked.family is None:
+                looked.ended = weighted
             else:
-                self.families.counted(counted.family, time.monotonic(), *weighted)
+                self.families.counted(looked.family, time.monotonic(), *weighted)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -142,7 +155,7 @@ class Prefixes(Collector):
         try:
             self._judge(waiting)
         except Exception:
-            log.exception("a prompt of request %s could not be judged", waiting.record.request_id)
+            log.exception("a prompt of request %s could not be judged", waiting.request.id)
         took = time.thread_time() - begun
         self.cpu_s += took
         if self._waiting:
@@ -150,34 +163,32 @@ class Prefixes(Collector):
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
     def _judge(self, waiting: _Waiting) -> None:
-        parts, request, record = waiting.parts, waiting.request, waiting.record
+        parts, request, looked = waiting.parts, waiting.request, waiting.looked
         stream = b"".join(parts)
         sample = Sample(
             phrases(parts, waiting.document, self._seed),
             self._seed,
             request.adapter or request.model,
             request.tenant,
-            waiting.known_bytes,
+            waiting.arrival.known_bytes,
             request.prompt_tokens / max(1, request.prompt_bytes),
             text=lambda start, size: stream[start : start + size],
             path=lambda field, tool: path(waiting.api, waiting.document, parts, field, tool),
             salted=lambda field: canonical.KINDS[parts[2 * field + 1][1]] == "cache_salt",
         )
         now = time.monotonic()
-        family, rows = self.families.judge(sample, waiting.weight, now)
-        waiting.leaky.leaky |= bool(rows)
+        family, rows = self.families.judge(sample, looked.weight, now)
+        waiting.arrival.stratum.leaky |= bool(rows)
         for row, tokens in rows:
             self.lost[row.kind] += tokens
             if self.settings.samples:
                 row.around = stream[max(0, row.start - AROUND) : row.start + AROUND].decode("utf-8", "replace")
         if rows:
             first = rows[0][0]
-            record.unmatched = Unmatched(first.kind, first.path, first.start)
-        counted: _Counted | None = record.sampled
-        if counted is not None:
-            counted.family = family
-            if counted.ended is not None:
-                self.families.counted(family, now, *counted.ended)
+            looked.unmatched = Unmatched(first.kind, first.path, first.start)
+        looked.family = family
+        if looked.ended is not None:
+            self.families.counted(family, now, *looked.ended)
 
     # -- telling -----------------------------------------------------------------------------------------------------
 

@@ -163,12 +163,18 @@ class Proxy:
         )
 
     def refusal(self, admission: Admission, shed: Shed, record: RequestRecord) -> GatewayError:
-        """A request that the core refused; what it could have had is looked up for some of them."""
-        now = time.monotonic()
-        if self.consider is not None and admission.candidates is None and now >= self._consider_at:
-            self._consider_at = now + CONSIDER_S
-            record.alternatives = self.consider(admission.request, now)
+        """A request that the core refused."""
+        if admission.candidates is None:
+            record.alternatives = self.considered(admission.request)
         return errors.shed(shed.reason, shed.retry_after_s)
+
+    def considered(self, request: Request) -> tuple[Alternative, ...]:
+        """What a request that was refused just now could have had; looked up for some of them only."""
+        now = time.monotonic()
+        if self.consider is None or now < self._consider_at:
+            return ()
+        self._consider_at = now + CONSIDER_S
+        return self.consider(request, now)
 
     def service_class(self, name: str) -> ServiceClass:
         return self._classes[name]

@@ -113,6 +113,11 @@ class RemoteScheduler:
                 entry_.asked_at = None
                 self._decide(entry_)
 
+    def owner(self, request_id: str) -> Owner | None:
+        """Who waits for decisions about an open request."""
+        entry = self._open.get(request_id)
+        return None if entry is None else entry.owner
+
     # -- requests ------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, owner: Owner) -> None:
