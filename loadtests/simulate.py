@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gateway import config as gateway_config
-from loadtests import pairing, profiles, provenance, results, tables
+from loadtests import counterfactual, pairing, profiles, provenance, results, tables
 from loadtests.bound import upper_bound
 from loadtests.campaign import ORACLE, Campaign, Fleet, Task, run_all, unbounded
 from loadtests.offer import OBJECTIVE_HELP, offer
@@ -99,6 +99,9 @@ def simulate(
 
     Example: forebay simulate --workload chat --replicas 8 --policy round_robin --policy forebay --load 0.5,1,2
     --window 300 --seeds 5 --objective ttft=2s+0.25ms/token,tpot=80ms --out runs/chat
+
+    Example: forebay simulate --trace journal.jsonl --replicas 4 --policy forebay --policy least_work --seeds 1
+    --window 600 --out runs/yesterday     (a gateway's journal: what would others have done?)
     """
     console = Console(width=None if sys.stdout.isatty() else 120)
     began = time.perf_counter()
@@ -143,6 +146,8 @@ def simulate(
     bounds = _bounds(campaign, loads, range(first_seed, first_seed + seeds), entries) if oracle else []
     results.write(out, entries, origin, comparisons, {"bounds": bounds} if oracle else None)
     _report(console, made.window_s, made.drain_s, entries, comparisons, bounds, replicas)
+    if trace is not None and made.source.name == "journal":
+        counterfactual.show(console, counterfactual.recorded(trace), entries, replicas)
     console.print(f"written to {out}", highlight=False)
 
 
