@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("gateway.cli", "Gateway"),
     "check": ("gateway.cli", "Gateway"),
     "prefixes": ("gateway.prefix_table", "Gateway"),
+    "experiment": ("gateway.experiment_cli", "Gateway"),
     "demo": ("loadtests.demo", "Start here"),
     "replica": ("loadtests.replica", "Simulated replicas"),
     "calibrate": ("loadtests.calibrate", "Simulated replicas"),
@@ -74,7 +75,11 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(lambda: None)  # keeps the name of a single command on the line
     for name in wanted:
-        app.command(name, rich_help_panel=COMMANDS[name][1])(command_function(name))
+        found = command_function(name)
+        if isinstance(found, typer.Typer):  # a command of commands
+            app.add_typer(found, name=name, rich_help_panel=COMMANDS[name][1])
+        else:
+            app.command(name, rich_help_panel=COMMANDS[name][1])(found)
     return app
 
 

@@ -99,9 +99,7 @@ def caveats(found: Recorded, replicas: int, load: Sequence[float]) -> list[str]:
     if found.estimated:
         lines.append(f"{found.estimated / n:.1%} of prompt lengths are estimates from bytes")
     if found.truncated:
-        lines.append(
-            f"{found.truncated / n:.1%} of prompts are longer than their chain: the rest counts as unshared"
-        )
+        lines.append(f"{found.truncated / n:.1%} of prompts are longer than their chain: the rest counts as unshared")
     if found.retries:
         lines.append(f"{found.retries} retries of clients are left out; other refusals would have brought others")
     if len(found.policies) > 1:

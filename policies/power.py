@@ -10,11 +10,15 @@ Trade-off: the spread of slices is a guess until an A/A run has measured it; the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 
 from policies.designs import Design
 from policies.sequences import half_width, planned_information
+
+SIDE_BY_SIDE = "split, side by side: keys are the unit; its difference is beside the other arm, not of a full switch"
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,6 +42,39 @@ class Traffic:
     turns: float = 5.0  # requests of a session
     within: float = 0.1  # correlation of two requests of one session
     slice_spread: float | None = None  # standard deviation of one slice's attainment; None: from sessions and bursts
+
+
+def measured(requests: Iterable[tuple[float, str | None, bool]], slice_s: float) -> Traffic:
+    """What a journal says of its traffic: (unix time, session, good) of each request, in any order.
+
+    within: one-way analysis of variance over sessions (Donner 1986); slice_spread: from differences of neighbouring
+    slices, as blocks compare neighbours. Raises ValueError for less than ten slices."""
+    rows = sorted(requests, key=lambda row: row[0])
+    if not rows or rows[-1][0] - rows[0][0] < 10 * slice_s:
+        raise ValueError(f"less than {10 * slice_s:g} s of traffic; at least ten slices would be right")
+    span, n = rows[-1][0] - rows[0][0], len(rows)
+    rate, share = n / span, sum(good for _, _, good in rows) / n
+    sessions: dict[str, list[int]] = {}
+    slices: dict[int, list[int]] = {}
+    for i, (unix, session, good) in enumerate(rows):
+        for pair in (
+            sessions.setdefault(session or f"#{i}", [0, 0]),
+            slices.setdefault(int(unix // slice_s), [0, 0]),
+        ):
+            pair[0] += 1
+            pair[1] += good
+    k = len(sessions)
+    within = 0.0
+    if 1 < k < n:
+        between = math.fsum(m * (g / m - share) ** 2 for m, g in sessions.values()) / (k - 1)
+        inside = math.fsum(g * (1 - g / m) for m, g in sessions.values()) / (n - k)
+        size = (n - math.fsum(m * m for m, _ in sessions.values()) / n) / (k - 1)
+        within = max(0.0, (between - inside) / (between + (size - 1) * inside)) if between + inside > 0.0 else 0.0
+    turns = math.fsum(m * m for m, _ in sessions.values()) / n  # as requests see their sessions
+    ordered = [g / m for _, (m, g) in sorted(slices.items())[1:-1]]
+    steps = [(b - a) ** 2 for a, b in pairwise(ordered)]
+    spread = math.sqrt(math.fsum(steps) / len(steps) / 2.0) if steps else None
+    return Traffic(rate, share, turns, within, spread)
 
 
 def needed_se(smallest: float, power: float = 0.8, alpha: float = 0.05) -> float:
@@ -72,14 +109,25 @@ def needs(
         least = min(shares[1:])
         requests = p * (1 - p) * inflation * (1 / least + 1 / shares[0]) / (se * se)
         hours = requests / traffic.rate_rps / 3600.0
-        return Needs(design, hours, requests, None, se, "keys are the unit; the difference is beside the other arm")
+        return Needs(
+            design,
+            hours,
+            requests,
+            None,
+            se,
+            SIDE_BY_SIDE,
+        )
     per_slice = traffic.rate_rps * slice_s * counted
     arms = len(weights)
     if design is Design.PARTITION:
         per_slice /= arms
     spread = traffic.slice_spread
-    why = "spread of slices as given" if spread is not None else "spread of slices from sessions alone: a lower bound"
+    why = "in slices of time: their spread is as measured"
+    if spread is None:
+        why = "in slices of time: their spread is not known and taken from sessions alone, so these are lower bounds"
     own = math.sqrt(p * (1 - p) * inflation / max(per_slice, 1.0))
+    if spread is not None and design is Design.PARTITION:
+        spread *= math.sqrt(arms)  # a group has only its part of the traffic
     spread = own if spread is None else max(spread, own)
     variance = 2.0 * spread * spread  # of the difference of two slices
     if design is Design.SPLIT:

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.config import ConfigError, build
 from loadtests.replica import Fleet, ReplicaSettings
+from policies.clusters import REQUESTS
 from tests.gateway.running import Running, running, until
 
 TABLE: dict[str, Any] = {
@@ -27,7 +28,14 @@ async def sim() -> AsyncIterator[Fleet]:
         yield fleet
 
 
+def finished(g: Running) -> int:
+    """Requests of the experiment whose end was seen, counted or not."""
+    trial = g.gateway.experiments.trial
+    return 0 if trial is None else int(sum(trial.guard.total(arm, REQUESTS) for arm in range(len(trial.plan.arms))))
+
+
 async def ask(g: Running, sessions: int = 12) -> None:
+    before = finished(g)
     for i in range(sessions):
         answer = await g.http.post(
             "/v1/chat/completions",
@@ -35,6 +43,9 @@ async def ask(g: Running, sessions: int = 12) -> None:
             headers={"x-session-id": f"s{i}"},
         )
         assert answer.status_code == 200
+    trial = g.gateway.experiments.running
+    if trial is not None:  # an answer reaches its client before its record is closed
+        await until(lambda: finished(g) == before + sessions)
 
 
 async def results(g: Running) -> dict[str, Any]:
