@@ -121,13 +121,13 @@ def mixed(seed: int, span_s: float) -> Sequence[Row]:
 
 
 def half_batch(seed: int, span_s: float) -> Sequence[Row]:
-    """As `mixed`, with 4.3 batch prompts/s: half of all offered tokens."""
-    return [*chat(seed, span_s), *batch_alone(seed, span_s)]
+    """As `unique`, beside 1.6 batch prompts/s as in `mixed`: half of all offered tokens; open loop."""
+    return [*unique(seed, span_s), *batch_alone(seed, span_s)]
 
 
 def batch_alone(seed: int, span_s: float) -> Sequence[Row]:
     """The batch of `half-batch`, row for row: what it gets when nobody else is there."""
-    return _batch(seed, "half-batch", 4.3, span_s)
+    return _batch(seed, "half-batch", 1.6, span_s)
 
 
 def _batch(seed: int, name: str, rate_rps: float, span_s: float) -> list[Row]:
@@ -225,7 +225,7 @@ _LIMITS = {
     "chat": (("interactive", 64_000, 2_000),),
     "coding": (("interactive", 110_000, 4_000),),
     "mixed": (("interactive", 64_000, 2_000), ("batch", 32_000, 2_000)),
-    "half_batch": (("interactive", 64_000, 2_000), ("batch", 32_000, 2_000)),
+    "half_batch": (("interactive", 16_000, 1_000), ("batch", 32_000, 2_000)),
     "batch_alone": (("batch", 32_000, 2_000),),
     "siblings": (("interactive", 16_000, 2_000),),
 }

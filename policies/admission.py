@@ -13,7 +13,9 @@ from collections import deque
 from enum import Enum
 
 MEMORY = 0.998  # per arrival: about 500 requests
-KEEP = 0.88  # of the bound is aimed at: refusals come in bursts
+AIM, LEAST_AIM = 0.88, 0.8  # of the bound, at first and at least: refusals come in bursts, and some are not planned
+REACHED = 0.95  # of the bound the worst quartile should come to; the aim follows
+RAISE, LOWER = 1.002, 0.998  # of the aim, each time thresholds are set
 HEAVY_SHED = 0.4  # average shed share above which the second bound holds
 WORST_TO_BEST = 0.35  # served share of the worst quartile against the best: 0.3 and room for those served late
 
@@ -32,6 +34,7 @@ class SizeFairness:
 
     def __init__(self, bound: float) -> None:
         self.bound = bound
+        self.aim = AIM
         self._recent: deque[int] = deque(maxlen=512)
         self._edges: tuple[int, int, int] | None = None
         self._until_sort = 0
@@ -54,7 +57,7 @@ class SizeFairness:
             ordered = sorted(self._recent)
             n = len(ordered)
             self._edges = (ordered[n // 4], ordered[n // 2], ordered[(3 * n) // 4])
-            self._until_sort = 32
+            self._until_sort = min(32, max(1, n // 4))
         offered, shed, unpriced = self.offered, self.shed, self.unpriced
         for i in (0, 1, 2, 3):
             offered[i] *= MEMORY
@@ -68,13 +71,22 @@ class SizeFairness:
         if not priced:
             self.unpriced[quartile] += 1.0
 
+    def steer(self) -> None:
+        """Called while there is a price: aim higher while the worst quartile is below the bound, lower above it."""
+        offered = sum(self.offered)
+        if self.bound == float("inf") or offered < 1.0:
+            return
+        worst = max([s / max(o, 1.0) for s, o in zip(self.shed, self.offered, strict=True)])
+        below = worst <= REACHED * self.bound * sum(self.shed) / offered
+        self.aim = min(1.0, max(LEAST_AIM, self.aim * (RAISE if below else LOWER)))
+
     def excess(self, quartile: int) -> float:
         """Share of a quartile refused beyond the bound, lately; counts what was refused for any reason."""
         offered = sum(self.offered)
         if self.bound == float("inf") or offered < 1.0:
             return 0.0
         share = self.shed[quartile] / max(self.offered[quartile], 1.0)
-        return share - KEEP * self.bound * sum(self.shed) / offered
+        return share - self.aim * self.bound * sum(self.shed) / offered
 
     def least_share(self, quartile: int, average: float, best: float) -> float:
         """Share of a quartile that a price must leave, given the average share it refuses and the best share it
@@ -83,7 +95,7 @@ class SizeFairness:
             return 0.0
         unpriced = self.unpriced[quartile] / max(self.offered[quartile], 1.0)
         average += sum(self.unpriced) / max(sum(self.offered), 1.0)
-        least = 1.0 + unpriced - KEEP * self.bound * average
+        least = 1.0 + unpriced - self.aim * self.bound * average
         return max(least, WORST_TO_BEST * best) if average > HEAVY_SHED else least
 
 

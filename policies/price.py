@@ -77,6 +77,7 @@ class Price:
         if count < LEAST_ARRIVALS or self._asked_s <= budget:
             self.thresholds, self.exempt, self.excess_s = [FREE] * 4, frozenset(), 0.0
             return
+        self.fairness.steer()
         excused = self._excuse(capacity * span)
         if self.exempt:
             budget = max(0.1 * budget, HEADROOM * budget - excused)
