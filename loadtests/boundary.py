@@ -194,7 +194,13 @@ def recovered(ask: Ask, arms: list[str]) -> dict[str, Any]:
     assert ask.burst is not None
     table = Table(title=f"recovery after {ask.burst.factor:g}x for {ask.burst.lasts_s:g} s at load {ask.start:g}",
                   title_justify="left", show_edge=False)  # fmt: skip
-    for name in ("arm", "recovered after (s)", "failed requests", "good requests missed"):
+    for name in (
+        "arm",
+        "recovered after (s)",
+        "failed requests",
+        "good requests missed",
+        "attained in each 10 s after it",
+    ):
         table.add_column(name)
     found: dict[str, Any] = {}
     for arm in arms:
@@ -206,6 +212,9 @@ def recovered(ask: Ask, arms: list[str]) -> dict[str, Any]:
                      f"{one.recovered_after_s:.0f}" for one in mine),
             " ".join(str(one.failed_requests) for one in mine),
             " ".join(f"{one.missed_good_requests:.0f}" for one in mine),
+            " ".join(f"{sum(g) / sum(o):.1%}" if sum(o) else "-" for o, g in zip(
+                zip(*(one.offered_after for one in mine), strict=True),
+                zip(*(one.good_after for one in mine), strict=True), strict=True)),
         )  # fmt: skip
     ask.console.print(table)
     return {"load": ask.start, "recoveries": found}

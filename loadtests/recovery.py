@@ -61,6 +61,8 @@ class Recovery:
     censored_at_s: float
     failed_requests: int
     missed_good_requests: float
+    offered_after: tuple[int, ...]  # in each 10 s bin from the end on
+    good_after: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,6 +96,8 @@ def recovery(records: Sequence[Record], start_s: float, end_s: float, window_s: 
         bins * BIN_S - end_s,
         sum(offered[i] - good[i] for i in disturbed),
         sum(max(0.0, rate - good[i]) for i in disturbed),
+        tuple(offered[first : first + hold]),
+        tuple(good[first : first + hold]),
     )
 
 

@@ -47,7 +47,7 @@ class ForebayParameters:
     kv_price: float = parameter(4.0, 0.0, None, "times an overflowing KV token is computed again")
     hysteresis: float = parameter(0.10, 0.0, 1.0, "share of the prefill elsewhere that must be saved to leave a holder")
     tie: float = parameter(0.02, 0.0, 1.0, "share of the prefill within which two delays count as equal")
-    adapter_load_s: float = parameter(0.5, 0.0, None, "time to load an adapter, seconds")
+    adapter_load_s: float = parameter(2.0, 0.0, None, "price of loading an adapter: its time, and its slot's, seconds")
     adapter_wait_s: float = parameter(4.0, 0.0, None, "wait for a slot when all hold running adapters, seconds")
     sessions: int = parameter(65_536, 0, None, "sessions remembered")
     homes: bool = parameter(True, about="use preference lists and sessions (off only to measure what they are worth)")

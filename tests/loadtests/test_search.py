@@ -82,6 +82,7 @@ def test_recovery_is_the_first_time_from_which_it_holds_for_half_a_minute() -> N
     assert found.recovered_after_s == 30.0
     assert found.failed_requests == 35
     assert found.missed_good_requests == 35.0
+    assert (found.offered_after, found.good_after) == ((10, 10, 10), (0, 0, 5))
 
 
 def test_a_run_that_does_not_recover_is_censored_at_its_end() -> None:

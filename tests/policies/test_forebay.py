@@ -112,14 +112,14 @@ def test_an_adapter_is_worth_its_load_time_and_a_busy_set_of_slots_a_wait() -> N
         policy.observe(Scraped(name, max_adapters=1), 0.0)
     assert dispatch(policy, ask(id="1", adapter="x"), view).replica_id == "a"
     scores = dict(policy.choose(ask(adapter="x"), view, 0.0).scores)
-    assert scores == {"a": pytest.approx(0.25), "b": pytest.approx(1.25), "c": pytest.approx(1.25)}
+    assert scores == {"a": pytest.approx(0.25), "b": pytest.approx(4.25), "c": pytest.approx(4.25)}
     crowd = dict(policy.choose(ask(adapter="x"), fleet(a=warm(), b=warm(in_flight=3), c=warm()), 0.0).scores)
     alone = dict(policy.choose(ask(), fleet(a=warm(), b=warm(in_flight=3), c=warm()), 0.0).scores)
-    assert crowd["b"] - alone["b"] == pytest.approx(2.5)  # half a second for it, for three others and one to come
+    assert crowd["b"] - alone["b"] == pytest.approx(10.0)  # two seconds for it, for three others and one to come
     scores = dict(policy.choose(ask(adapter="y"), view, 0.0).scores)
-    assert scores["a"] == pytest.approx(5.25)  # the only slot holds x, which has a request open
+    assert scores["a"] == pytest.approx(8.25)  # the only slot holds x, which has a request open
     policy.observe(Completed(ask(id="1", adapter="x"), "a", Outcome.SUCCESS, None, 1.0), 0.0)
-    assert dict(policy.choose(ask(adapter="y"), view, 0.0).scores)["a"] == pytest.approx(1.25)
+    assert dict(policy.choose(ask(adapter="y"), view, 0.0).scores)["a"] == pytest.approx(4.25)
 
 
 def test_adapter_slots_keep_the_recently_used_and_drop_an_idle_one_for_a_new() -> None:
