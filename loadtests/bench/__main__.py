@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtests.bench import cost, decisions, held
+from loadtests.bench.churn import churn
 from loadtests.bench.contenders import Contender, forebay, router_executable, vllm_router
 from loadtests.bench.processes import NotReadyError, free_ports
 from loadtests.bench.soak import MOST_BYTES_PER_STREAM, MOST_HEALTH_S, soak
@@ -119,6 +120,28 @@ def as_json(results: cost.Results, rounds: int, round_s: float) -> dict[str, Any
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
     }
+
+
+@app.command("churn")
+def churn_command(
+    changes: Annotated[int, typer.Option(help="replicas added and removed")] = 1000,
+    seconds: Annotated[float, typer.Option(help="time they are spread over")] = 60.0,
+    workers: Annotated[int, typer.Option(min=1, help="processes of the gateway that carry requests")] = 1,
+    replicas: Annotated[int, typer.Option(min=2, help="simulated replicas")] = 8,
+) -> None:
+    """1,000 changes of membership in a minute under streams: what is lost and left over; exit status 1 if anything.
+
+    Example: python -m loadtests.bench churn --workers 2
+    """
+    try:
+        found = churn(changes, seconds, workers, replicas, console)
+    except NotReadyError as failure:
+        console.print(f"[red]{failure}")
+        raise typer.Exit(1) from None
+    for line in found.lines():
+        console.print(line, markup=False)
+    console.print("[green]holds" if found.holds else "[red]does not hold")
+    raise typer.Exit(0 if found.holds else 1)
 
 
 @app.command("soak")

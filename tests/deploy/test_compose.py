@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gateway.config import load
+from gateway.config import Config, load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -79,6 +79,16 @@ def test_prometheus_scrapes_the_gateways_under_the_name_that_the_alerts_use() ->
     assert jobs["vllm"]["dns_sd_configs"] == [{"names": ["replica"], "type": "A", "port": 8000}]
     for file in config["rule_files"]:
         assert (DEPLOY / "prometheus" / file).is_file()
+
+
+def test_the_systemd_unit_gives_streams_their_time_and_the_process_nothing_it_does_not_need() -> None:
+    lines = (DEPLOY / "forebay.service").read_text().splitlines()
+    keys = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    assert float(keys["TimeoutStopSec"]) >= Config().listen.drain_s + 2
+    assert keys["ExecStart"] == "/opt/forebay/bin/forebay serve --config /etc/forebay/gateway.toml"
+    assert keys["ExecStartPre"] == keys["ExecStart"].replace(" serve ", " check ")
+    assert keys["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert (keys["DynamicUser"], keys["ProtectSystem"], keys["NoNewPrivileges"]) == ("yes", "strict", "yes")
 
 
 def test_the_container_file_copies_what_is_there_and_runs_as_nobody() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,14 @@ def test_every_metric_and_label_that_is_read_is_exported(page: dict[str, set[str
         there = {label for name in read.series for label in known.get(name, ())}
         wrong += [f"{where}: nothing it reads has the label {label}" for label in sorted(read.grouped - there)]
     assert wrong == []
+
+
+@pytest.mark.parametrize("document", ["operations.md", "runbooks.md", "discovery.md", "kubernetes.md", "sizing.md"])
+def test_metrics_that_the_documentation_names_are_exported(document: str, page: dict[str, set[str]]) -> None:
+    text = (DEPLOY / document).read_text()
+    named = set(re.findall(r"\bforebay_[a-z0-9_]+", text)) - {"forebay_demand_requests"}  # that one is the adapter's
+    families = {name.removesuffix(part) for name in page for part in ("", "_bucket", "_count", "_sum")}
+    assert named - families == set()
 
 
 def test_the_reader_of_expressions_sees_names_and_labels() -> None:

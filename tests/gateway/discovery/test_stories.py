@@ -111,6 +111,34 @@ async def test_a_pod_that_moves_keeps_its_counters_and_its_connections_follow(si
             assert g.gateway.metrics._attempts["vllm-0", "success", ""] == 2
 
 
+async def test_a_conversation_stays_where_its_prefix_is_while_others_come_and_go(sim: Fleet) -> None:
+    async with api_server() as api:
+        api.put(pod("vllm-0", sim.urls[0], "u0"))
+        api.put(pod("vllm-1", sim.urls[1], "u1"))
+        async with running(policy={"name": "forebay", "seed": 1}, **kubernetes(api)) as g:
+            await until(lambda: all(g.gateway.fleet.available(f"vllm-{i}") for i in range(2)))
+            long = [{"role": "user", "content": "".join(f"fact {n} of this conversation. " for n in range(600))}]
+
+            async def turn() -> tuple[str, int]:
+                answer = await g.chat(messages=long)
+                return answer.headers["x-forebay-replica"], answer.json()["usage"]["prompt_tokens_details"][
+                    "cached_tokens"
+                ]
+
+            home, cached = await turn()
+            assert cached == 0
+            assert (await turn())[0] == home
+            (other,) = {"vllm-0", "vllm-1"} - {home}
+            api.put(pod("vllm-2", sim.urls[2], "u2"))
+            api.put(pod("vllm-3", sim.urls[3], "u3"))
+            await until(lambda: all(g.gateway.fleet.available(f"vllm-{i}") for i in (2, 3)))
+            api.delete(f"slice-{other}")
+            await until(lambda: g.gateway.fleet.get(other) is None)
+            again, cached = await turn()
+            assert again == home
+            assert cached > 1000
+
+
 # -- a minute of churn, as fast as it goes -------------------------------------------------------------------------
 
 CHANGES = 1000
