@@ -29,6 +29,7 @@ from loadtests.bench.processes import Server, free_ports
 CLIENTS = 6
 SPARE_DESCRIPTORS = 40  # idle connections of clients and pools, which close by themselves
 SETTLE_S = 30.0
+POLICY = "least_request"  # without admission: then whatever is refused was lost to the change
 CHAT = {"model": "sim", "max_tokens": 8, "stream": True}
 
 
@@ -70,7 +71,7 @@ def churn(changes: int, seconds: float, workers: int, replicas: int, console: Co
         engines = Server([*FOREBAY, *simulated], Path(folder) / "replicas.log")
         config = Path(folder) / "gateway.toml"
         config.write_text("[retry]\nbudget_per_s = 100.0\n")
-        serve = ["serve", "--config", str(config), "--port", str(port), "--workers", str(workers)]
+        serve = ["serve", "--config", str(config), "--port", str(port), "--workers", str(workers), "--policy", POLICY]
         gateway = Server([*FOREBAY, *serve, "--replica", f"http://127.0.0.1:{base}"], Path(folder) / "gateway.log")
         try:
             engines.wait_ready(f"http://127.0.0.1:{base + replicas - 1}/health")
