@@ -11,6 +11,7 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtests.bench import cost, decisions, held
+from loadtests.bench import workers as several
 from loadtests.bench.churn import churn
 from loadtests.bench.contenders import Contender, forebay, router_executable, vllm_router
 from loadtests.bench.processes import NotReadyError, free_ports
@@ -69,7 +71,7 @@ def run(
     raise typer.Exit(0 if met else 1)
 
 
-def show(results: cost.Results) -> bool:
+def show(results: cost.Results, bars_: Sequence[cost.Bar] = cost.BARS) -> bool:
     """Prints the tables; True if every bar that was measured is met and nothing failed."""
     table = Table(title="us of CPU (median of the rounds) | thousands a second")
     table.add_column("")
@@ -84,7 +86,7 @@ def show(results: cost.Results) -> bool:
     bars = Table(title="bars: ratio of the same round, median (least to most)")
     for column in ("", "contender", "beside", "ratio", "at most", ""):
         bars.add_column(column)
-    for bar in cost.BARS:
+    for bar in bars_:
         values = cost.ratios(results, bar)
         if not values:
             continue
@@ -150,14 +152,19 @@ def soak_command(
     seconds: Annotated[float, typer.Option(help="how long each stream lasts")] = 30.0,
     policy: Annotated[str, typer.Option(help="policy of the gateway")] = "forebay",
     router: Annotated[bool, typer.Option(help="put vllm-router (round_robin) in its place")] = False,
+    workers: Annotated[int, typer.Option(help="workers of the gateway; above 1 it may use both cores")] = 1,
+    rate: Annotated[float, typer.Option(help="events per second and stream")] = 5.0,
 ) -> None:
     """2,000 streams of 5 events a second on one process: errors, memory per stream, /health; exit status 1 if it fails.
 
     Example: python -m loadtests.bench soak --seconds 60
+
+    Example: python -m loadtests.bench soak --workers 2 --streams 10000 --rate 1 --seconds 60
     """
-    contender = vllm_router("round_robin", router_executable(console), free_ports(1)[0]) if router else forebay(policy)
+    ours = forebay(policy, workers)
+    contender = vllm_router("round_robin", router_executable(console), free_ports(1)[0]) if router else ours
     try:
-        result = soak(contender, streams, seconds, console)
+        result = soak(contender, streams, seconds, console, rate, both_cores=workers > 1)
     except NotReadyError as failure:
         console.print(f"[red]{failure}")
         raise typer.Exit(1) from None
@@ -182,6 +189,33 @@ def soak_command(
     )
     console.print("[green]holds" if result.holds else "[red]does not hold")
     raise typer.Exit(0 if result.holds else 1)
+
+
+@app.command("workers")
+def workers_command(
+    workers: Annotated[int, typer.Option(help="workers that are measured beside one process")] = 2,
+    policy: Annotated[str, typer.Option(help="policy of the gateway")] = "forebay",
+    quick: Annotated[bool, typer.Option(help="3 rounds of 1 s instead of 5 of 3 s")] = False,
+) -> None:
+    """CPU per request and event of several workers and their core beside one process; exit status 1 on a missed bar.
+
+    Example: python -m loadtests.bench workers --quick
+    """
+    rounds, round_s = (3, 1.0) if quick else (5, 3.0)
+    try:
+        results = several.beside_one(policy, workers, rounds, round_s, console)
+        rate, took = several.distance(policy, workers, 2 * round_s, console)
+    except NotReadyError as failure:
+        console.print(f"[red]{failure}")
+        raise typer.Exit(1) from None
+    met = show(results, several.bars(results, policy, workers))
+    p50, p99 = took.quantile(0.5) * 1e3, took.quantile(0.99) * 1e3
+    near = took.quantile(0.99) <= several.MOST_P99_S
+    console.print(
+        f"decision of the core at {rate:.0f} requests/s (half load): median up to {p50:g} ms, p99 up to {p99:g} ms "
+        f"(bar {several.MOST_P99_S * 1e3:g} ms) {'[green]met' if near else '[red]missed'}"
+    )
+    raise typer.Exit(0 if met and near else 1)
 
 
 @app.command("decisions")

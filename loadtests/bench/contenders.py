@@ -29,14 +29,16 @@ class Contender:
     ready_path: str = "/ready"
 
 
-def forebay(policy: str) -> Contender:
+def forebay(policy: str, workers: int = 1) -> Contender:
     """Our gateway; a bare policy dispatches at once, `forebay` has admission, late binding and pacing on."""
+    several = ["--workers", str(workers)] if workers > 1 else []
 
     def argv(port: int, urls: Sequence[str]) -> list[str]:
         replicas = [part for url in urls for part in ("--replica", url)]
-        return [*FOREBAY, "serve", "--host", "127.0.0.1", "--port", str(port), "--policy", policy, *replicas]
+        return [*FOREBAY, "serve", "--host", "127.0.0.1", "--port", str(port), "--policy", policy, *several, *replicas]
 
-    return Contender(ALL_ON if policy == "forebay" else f"forebay {policy}", argv)
+    name = ALL_ON if policy == "forebay" else f"forebay {policy}"
+    return Contender(f"{name} x{workers}" if several else name, argv)
 
 
 def vllm_router(policy: str, executable: Path, metrics_port: int) -> Contender:

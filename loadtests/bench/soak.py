@@ -1,4 +1,4 @@
-"""Many slow streams at once on one gateway process: 2,000 streams of 5 events a second each.
+"""Many slow streams at once: by default 2,000 streams of 5 events a second each on one gateway process.
 
 Holds if no stream fails, memory per open stream stays below 40 KiB (PSS of the process tree at its highest, less what
 it was before, over the streams), and `/health`, asked ten times a second on a connection of its own, always answers
@@ -24,7 +24,8 @@ from loadtests.bench.contenders import Contender
 from loadtests.bench.processes import Server, free_ports, two_cores
 
 EVENTS_PER_S = 5
-START_S = 4.0  # the streams open evenly over this time
+START_S = 4.0  # the streams open evenly over this time, or longer where they are many:
+OPENED_PER_S = 500.0
 MOST_BYTES_PER_STREAM = 40 * 1024
 MOST_HEALTH_S = 0.1
 
@@ -72,9 +73,22 @@ def ask_health(port: int) -> float | None:
         connection.close()
 
 
-def soak(contender: Contender, streams: int, seconds: float, console: Console) -> Soak:
-    """Opens `streams` streams that last `seconds` each. Raises NotReady when the gateway does not start."""
+def soak(
+    contender: Contender,
+    streams: int,
+    seconds: float,
+    console: Console,
+    events_per_s: float = EVENTS_PER_S,
+    both_cores: bool = False,
+) -> Soak:
+    """Opens `streams` streams that last `seconds` each. `both_cores`: the gateway may use the load's core as well.
+
+    Raises NotReadyError when the gateway does not start.
+    """
     load_core, gateway_core = two_cores()
+    if both_cores:
+        gateway_core |= load_core
+    start_s = max(START_S, streams / OPENED_PER_S)
     result = Soak(streams)
     with tempfile.TemporaryDirectory(prefix="forebay-soak-") as folder, ExitStack() as running:
         into = Path(folder)
@@ -82,7 +96,7 @@ def soak(contender: Contender, streams: int, seconds: float, console: Console) -
         client = ["taskset", "-c", ",".join(map(str, load_core)), *programs.command("load_client", into, console)]
         ports = free_ports(2)
         replicas = Server(
-            [*replica, str(1_000_000 // EVENTS_PER_S), *map(str, ports)], into / "replicas.log", load_core
+            [*replica, str(round(1_000_000 / events_per_s)), *map(str, ports)], into / "replicas.log", load_core
         )
         running.callback(replicas.stop)
         urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -92,15 +106,15 @@ def soak(contender: Contender, streams: int, seconds: float, console: Console) -
         running.callback(server.stop)
         server.wait_ready(f"http://127.0.0.1:{port}{contender.ready_path}")
         body = into / "body.json"
-        tokens = round(seconds * EVENTS_PER_S)
+        tokens = round((seconds + start_s) * events_per_s)
         body.write_bytes(load.chat_body(60, turns=1, max_tokens=tokens, stream=True))
         warm = into / "warm.json"
         warm.write_bytes(load.chat_body(60, turns=1, max_tokens=5, stream=True))
         load.drive(client, port, warm, connections=20, each=1)
         result.idle_bytes, cpu_before = server.memory_bytes(), server.cpu_s()
-        argv = [*client, str(port), str(streams), "0", "1", str(int(START_S * 1e6 / streams)), str(body)]
+        argv = [*client, str(port), str(streams), "0", "1", str(int(start_s * 1e6 / streams)), str(body)]
         with Popen(argv, stdout=PIPE, text=True) as driver, Progress(console=console, transient=True) as progress:
-            task = progress.add_task(f"{streams} streams", total=seconds + START_S)
+            task = progress.add_task(f"{streams} streams", total=seconds + 2 * start_s)
             begun, looked = time.monotonic(), 0.0
             while driver.poll() is None:
                 now = time.monotonic()

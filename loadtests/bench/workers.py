@@ -1,0 +1,92 @@
+"""What several workers cost beside one process, and how far away the core is.
+
+CPU of the whole process tree per answer and per streamed event, N workers and their core against one process, in the
+same rounds on the same core (`cost.py`); and the time from asking the core to its answer, as the workers count it, at
+half of the load that they can carry. Bars: an event at most 1.11 times, a request at most 1.5 times, p99 below 1 ms.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtests.bench import cost, load, programs
+from loadtests.bench.contenders import forebay
+from loadtests.bench.processes import Server, free_ports, two_cores
+
+MOST_PER_EVENT, MOST_PER_REQUEST, MOST_P99_S = 1.11, 1.5, 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """`forebay_hand_decision_seconds` between two moments: cumulative counts by upper bound."""
+
+    counts: dict[float, float]
+
+    def quantile(self, q: float) -> float:
+        """Upper bound of the bucket it lies in."""
+        total = max(self.counts.values(), default=0.0)
+        return next((bound for bound, n in sorted(self.counts.items()) if total and n >= q * total), float("nan"))
+
+    def __sub__(self, before: Answers) -> Answers:
+        return Answers({bound: n - before.counts.get(bound, 0.0) for bound, n in self.counts.items()})
+
+
+def answers(port: int) -> Answers:
+    counts: dict[float, float] = {}
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        for line in page.read().decode().splitlines():
+            if line.startswith("forebay_hand_decision_seconds_bucket"):
+                bound = float(line.partition('le="')[2].partition('"')[0].replace("+Inf", "inf"))
+                counts[bound] = counts.get(bound, 0.0) + float(line.rpartition(" ")[2])
+    return Answers(counts)
+
+
+def beside_one(policy: str, workers: int, rounds: int, round_s: float, console: Console) -> cost.Results:
+    """Every scenario of `cost.py`, one process and several."""
+    contenders = [forebay(policy), forebay(policy, workers)]
+    return cost.measure(contenders, cost.SCENARIOS, rounds, round_s, console)
+
+
+def bars(results: cost.Results, policy: str, workers: int) -> Sequence[cost.Bar]:
+    one, several = forebay(policy).name, forebay(policy, workers).name
+    limit = {"streamed event": MOST_PER_EVENT}
+    return [cost.Bar(name, several, one, limit.get(name, MOST_PER_REQUEST)) for name in results]
+
+
+def distance(policy: str, workers: int, seconds: float, console: Console) -> tuple[float, Answers]:
+    """(requests/s carried, how long the core took to answer) at half of the load of a closed loop, both cores used."""
+    load_core, gateway_core = two_cores()
+    with tempfile.TemporaryDirectory(prefix="forebay-workers-") as folder, ExitStack() as running:
+        into = Path(folder)
+        replica = programs.command("null_replica", into, console)
+        client = ["taskset", "-c", ",".join(map(str, load_core)), *programs.command("load_client", into, console)]
+        ports = free_ports(3)
+        replicas = Server([*replica, "10000", *map(str, ports[:2])], into / "replicas.log", load_core)
+        running.callback(replicas.stop)
+        urls = [f"http://127.0.0.1:{port}" for port in ports[:2]]
+        replicas.wait_ready(f"{urls[0]}/health")
+        server = Server(forebay(policy, workers).argv(ports[2], urls), into / "gateway.log", load_core | gateway_core)
+        running.callback(server.stop)
+        server.wait_ready(f"http://127.0.0.1:{ports[2]}/ready")
+        body = into / "body.json"
+        body.write_bytes(load.chat_body(60, turns=1, max_tokens=2, stream=False))
+        full = load.drive(client, ports[2], body, connections=32, seconds=seconds)
+        rate = full.answers / full.seconds / 2
+        # half the load: streams of so many events that 32 connections ask only so often
+        events = max(1, round(32 / rate / 0.01))
+        half = into / "half.json"
+        half.write_bytes(load.chat_body(60, turns=1, max_tokens=events, stream=True))
+        load.drive(client, ports[2], half, connections=32, seconds=1.0, stagger_us=int(1e6 / rate))
+        time.sleep(1.1)  # workers tell once a second
+        before = answers(ports[2])
+        run = load.drive(client, ports[2], half, connections=32, seconds=seconds, stagger_us=int(1e6 / rate))
+        time.sleep(1.1)
+        return run.answers / run.seconds, answers(ports[2]) - before
