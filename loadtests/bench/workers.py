@@ -80,13 +80,9 @@ def distance(policy: str, workers: int, seconds: float, console: Console) -> tup
         body.write_bytes(load.chat_body(60, turns=1, max_tokens=2, stream=False))
         full = load.drive(client, ports[2], body, connections=32, seconds=seconds)
         rate = full.answers / full.seconds / 2
-        # half the load: streams of so many events that 32 connections ask only so often
-        events = max(1, round(32 / rate / 0.01))
-        half = into / "half.json"
-        half.write_bytes(load.chat_body(60, turns=1, max_tokens=events, stream=True))
-        load.drive(client, ports[2], half, connections=32, seconds=1.0, stagger_us=int(1e6 / rate))
         time.sleep(1.1)  # workers tell once a second
         before = answers(ports[2])
-        run = load.drive(client, ports[2], half, connections=32, seconds=seconds, stagger_us=int(1e6 / rate))
+        # a connection for each request, opened in even steps: an open loop
+        load.drive(client, ports[2], body, connections=round(rate * seconds), each=1, stagger_us=int(1e6 / rate))
         time.sleep(1.1)
-        return run.answers / run.seconds, answers(ports[2]) - before
+        return rate, answers(ports[2]) - before
