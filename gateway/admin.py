@@ -137,7 +137,7 @@ def application(
         """No new requests for a replica; ?draining=false takes it back."""
         if control.fleet.get(replica_id) is None:
             raise KeyError(f'replica "{replica_id}"')
-        control.fleet.drain(replica_id, draining)
+        control.drain(replica_id, draining)
         return changed(request, "drain", [f"replica {replica_id} draining: {draining}"])
 
     @app.get("/admin/discovery")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
@@ -49,6 +49,9 @@ from gateway.watch import Watch
 from policies.core import Balancer
 from policies.model import Ejected, FleetEvent, Returned, Scraped, Shed
 
+if TYPE_CHECKING:
+    from gateway.shared.sharing import Sharing
+
 log = logging.getLogger("forebay")
 
 
@@ -76,7 +79,14 @@ class Gateway:
         self.shadows = Shadows(config.shadow)
         policy = self.shadows.wrap(routing_policy(config))
         self.balancer = Balancer(config.service_classes(), policy, config.arm().settings, rng)
-        self.scheduler = Scheduler(self.balancer)
+        self.sharing: Sharing | None = None
+        if config.redis.url is None:
+            self.scheduler = Scheduler(self.balancer)
+        else:
+            from gateway.shared.sharing import share  # late: without Redis its client is not even imported
+
+            self.sharing = share(config.redis, environ, self.balancer, lambda: self.proxy.tenants)
+            self.scheduler = self.sharing.scheduler
         self.version, self.begun_at = own_version(), time.monotonic()
         self.metrics = Metrics(config.classes, self.version, self.gauges)
         self.recent = Recent()
@@ -123,6 +133,8 @@ class Gateway:
             registry.register(own)
         if self.prefixes is not None:
             registry.register(self.prefixes)
+        if self.sharing is not None:
+            registry.register(self.sharing)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         secrets = Secrets.of(config.admin, config.metrics, environ)
@@ -141,6 +153,8 @@ class Gateway:
         self.members.told(CONFIGURATION, [Member(table) for table in config.replicas])
         self.sources.configure(config.discovery)
         self.watch.sync()
+        if self.sharing is not None:
+            self.sharing.start(self.control)
         self.experiments.begin(self.control.config)
 
     def drain(self) -> None:
@@ -168,6 +182,8 @@ class Gateway:
         return self.proxy.open
 
     async def stop(self) -> None:
+        if self.sharing is not None:
+            await self.sharing.close()
         self.live.close()
         await self.sources.close()
         await self.watch.close()

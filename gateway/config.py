@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 from gateway import experiment_table, tuning
 from gateway import sections as s
 from gateway.discovery.tables import Discovery
+from gateway.shared.table import RedisTable
 from policies import POLICIES, arms
 from policies.arms import Arm
 from policies.model import ServiceClass
@@ -47,6 +48,7 @@ class Config(s.Table):
     """Service class by model name, as {"llama-batch" = "batch"}; a header may override it."""
     listen: s.Listen = s.Listen()
     workers: s.Workers = s.Workers()
+    redis: RedisTable = RedisTable()
     limits: s.Limits = s.Limits()
     timeouts: s.Timeouts = s.Timeouts()
     stream: s.Stream = s.Stream()

@@ -31,7 +31,7 @@ from policies.model import Restarted
 from policies.policy import RoutingPolicy
 
 log = logging.getLogger("forebay.control")
-AT_START = ("listen", "workers", "journal", "prefixes", "metrics", "admin")  # tables that are read once
+AT_START = ("listen", "workers", "redis", "journal", "prefixes", "metrics", "admin")  # tables that are read once
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,6 +71,7 @@ class Control:
     clock: Callable[[], float] = time.monotonic
     refused: Refused | None = None  # the last one; None once a file was taken again
     refusals: int = 0
+    announce: Callable[..., None] | None = None  # told of what was changed here and not in the file
 
     @property
     def config(self) -> Config:
@@ -90,7 +91,20 @@ class Control:
 
     def change(self, patch: Mapping[str, Any], why: str) -> list[str]:
         """Lays tables over the running configuration; lists are replaced. Raises ConfigError, changing nothing."""
-        return self.apply(build(merged(self.config.model_dump(), patch)), why)
+        lines = self.apply(build(merged(self.config.model_dump(), patch)), why)
+        if self.announce is not None:
+            self.announce("patch", tables=patch)
+        return lines
+
+    def has(self, patch: Mapping[str, Any]) -> bool:
+        """Whether it would change nothing. Raises ConfigError."""
+        return build(merged(self.config.model_dump(), patch)) == self.config
+
+    def drain(self, replica_id: str, draining: bool) -> None:
+        """Nothing new for a replica, or something again. Raises KeyError for an unknown one."""
+        self.fleet.drain(replica_id, draining)
+        if self.announce is not None:
+            self.announce("drain", replica=replica_id, draining=draining)
 
     def rollback(self, why: str) -> list[str]:
         """Returns to the version before; again: to the one before that. Raises ConfigError when there is none."""
@@ -99,6 +113,8 @@ class Control:
         current, before = self.versions[-1], self.versions[-2]
         told = self.apply(before.config, why)
         self.versions[-3:] = [Version(current.number + 1, time.time(), why, before.config)]
+        if self.announce is not None:
+            self.announce("patch", tables=before.config.model_dump(mode="json"))
         return told
 
     def forget_prefixes(self) -> None:

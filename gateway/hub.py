@@ -214,7 +214,7 @@ class Hub(Proxy):
         _, id, values = message
         made = self._named(hand, id, values)
         remote = hand.open[id] = Remote(hand, id, made)
-        if made.tenant is not None:
+        if made.tenant is not None and not self.scheduler.charges:
             tenant = self.tenants.by_name.get(made.tenant)
             try:
                 remote.lease = self.tenants.admit(tenant, made.prompt_tokens + (made.max_tokens or 0), time.monotonic())

@@ -251,6 +251,23 @@ class Balancer:
             wake = self._deadlines[0][0] if wake is None else min(wake, self._deadlines[0][0])
         return wake
 
+    # -- for other gateways of the same fleet --------------------------------------------------------------------
+
+    def loads(self, now: float) -> dict[str, tuple[int, float, float]]:
+        """Requests in flight, prefill backlog and KV tokens of each replica that has any of ours."""
+        rows = ((r.id, r.ledger) for r in self.fleet.replicas.values())
+        return {id: (x.in_flight, round(x.backlog(now), 1), round(x.kv_tokens, 1)) for id, x in rows if x.in_flight}
+
+    def served(self) -> dict[tuple[str, str], float]:
+        """GPU seconds served since the start, by model and class."""
+        return self.binding.queue.totals()
+
+    def served_elsewhere(self, model: str, service_class: str, seconds: float, now: float) -> None:
+        """Other gateways served a class: it counts in the shares between classes like our own."""
+        known = self.classes.get(service_class)
+        if known is not None:
+            self.binding.queue.lane(model, known).served_too(seconds, now)
+
     # -- for the shell -----------------------------------------------------------------------------------------
 
     @property

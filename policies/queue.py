@@ -34,13 +34,14 @@ class Flow:
 class Lane:
     """One class of one model."""
 
-    __slots__ = ("flows", "idle", "model", "served_at", "served_s", "service_class", "service_s")
+    __slots__ = ("flows", "idle", "model", "served_at", "served_s", "service_class", "service_s", "total_s")
 
     def __init__(self, model: str, service_class: ServiceClass) -> None:
         self.model, self.service_class = model, service_class
         self.service_s = 0.0  # virtual, divided by weight
         self.served_s = 0.0  # decayed
         self.served_at = 0.0
+        self.total_s = 0.0  # served here since the start
         self.flows: dict[str | None, Flow] = {}  # active ones
         self.idle: dict[str | None, float] = {}  # virtual service of tenants seen lately
 
@@ -49,6 +50,12 @@ class Lane:
             self.served_s *= 0.5 ** ((now - self.served_at) / SERVED_MEMORY_S)
             self.served_at = now
         return self.served_s
+
+    def served_too(self, seconds: float, now: float) -> None:
+        """GPU seconds it was served, here or by another gateway."""
+        self.service_s += seconds / max(self.service_class.weight, 1e-3)
+        self.served(now)
+        self.served_s += seconds
 
     def starves(self, total_s: float, now: float) -> bool:
         """Below its floor of what all lanes of the model were served, and waiting for that long already."""
@@ -106,9 +113,8 @@ class HeldQueue:
         """GPU seconds served to this request's tenant and class; also for requests that never waited."""
         request = tracked.request
         lane = self.lane(request.model, tracked.service_class)
-        lane.service_s += seconds / max(tracked.service_class.weight, 1e-3)
-        lane.served(now)
-        lane.served_s += seconds
+        lane.served_too(seconds, now)
+        lane.total_s += seconds
         if not lane.flows:
             return
         seconds /= max(request.tenant_weight, 1e-3)
@@ -118,6 +124,10 @@ class HeldQueue:
         else:  # it has nothing waiting; remember what it took while others wait
             level = min(f.service_s for f in lane.flows.values())
             lane.idle[request.tenant] = max(level, lane.idle.get(request.tenant, 0.0)) + seconds
+
+    def totals(self) -> dict[tuple[str, str], float]:
+        """GPU seconds served here since the start, by model and class."""
+        return {key: lane.total_s for key, lane in self._lanes.items() if lane.total_s}
 
     def reclass(self, classes: Mapping[str, ServiceClass]) -> None:
         """New weights, floors and kinds for the lanes that are there; a class that is gone keeps its lane as it was."""

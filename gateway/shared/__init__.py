@@ -1,0 +1,1 @@
+"""What several gateways share over Redis, each part of which fails open to what one gateway knows alone."""

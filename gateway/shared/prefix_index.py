@@ -1,0 +1,108 @@
+"""A sparse index of which prompts went where, for all gateways: keys at depths 1, 2, 4, 8, ... chunks of the chain.
+
+A key is the chained hash at that depth (so it stands for the whole prefix up to there), its value the up to four
+replicas that answered such a prompt last, each with the start of its process, so that a restarted one is not believed
+in. Looked up before a request goes to the core, written after its first token and only if that says something new.
+Only hashes are stored. Trade-off: half of a match may lie between two depths; what a gateway saw itself is exact and
+wins.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.shared.store import Command, Store
+
+MOST_HOLDERS = 4
+MOST_PENDING = 20_000  # keys that wait to be written
+MOST_WRITTEN = 100_000  # keys remembered as written lately
+BATCH = 500
+# KEYS: hashes. ARGV: how long they live in ms, how many holders, then the replica of each key.
+REMEMBER = """
+for i, key in ipairs(KEYS) do
+  local me = ARGV[i + 2]
+  local holders, out, n = redis.call('GET', key), me, 1
+  if holders then
+    for one in string.gmatch(holders, '[^|]+') do
+      if one ~= me and n < tonumber(ARGV[2]) then out = out .. '|' .. one; n = n + 1 end
+    end
+  end
+  redis.call('SET', key, out, 'PX', ARGV[1])
+end
+return #KEYS
+"""
+
+
+def depths(length: int) -> list[int]:
+    """1, 2, 4, ... up to the length."""
+    return [1 << i for i in range(length.bit_length())]
+
+
+class PrefixIndex:
+    """`started_at` answers when a replica's process started, in unix seconds; None: unknown."""
+
+    def __init__(self, store: Store, started_at: Callable[[str], float | None], clock: Callable[[], float]) -> None:
+        self._store = store
+        self._started_at = started_at
+        self._clock = clock
+        self._pending: dict[str, str] = {}
+        self._written: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def keys(self, chain: Sequence[int]) -> list[str]:
+        key = self._store.key
+        return [key("p", f"{chain[depth - 1]:016x}") for depth in depths(len(chain))]
+
+    def found(self, values: Sequence[bytes | None]) -> Mapping[str, int]:
+        """Replica -> chunks that it was sent before; `values` as they were read for `keys`."""
+        out: dict[str, int] = {}
+        for i, value in enumerate(values):
+            if value is None:
+                continue
+            for one in value.decode("utf-8", "replace").split("|"):
+                replica, _, started = one.rpartition("@")
+                if self._same(replica, started):
+                    out[replica] = 1 << i
+        return out
+
+    def answered(self, chain: Sequence[int], replica_id: str) -> None:
+        """A replica has prefilled this prompt."""
+        now, fresh_s = self._clock(), self._store.table.index_ttl_s / 4
+        if not self._store.up or "|" in replica_id:
+            return
+        me = f"{replica_id}@{self._start_of(replica_id)}"
+        for key in self.keys(chain):
+            before = self._written.get((key, me))
+            if (before is None or now - before > fresh_s) and len(self._pending) < MOST_PENDING:
+                self._pending[key] = me
+
+    def commands(self) -> list[Command]:
+        """What is to be written now."""
+        pending, self._pending = self._pending, {}
+        if not pending:
+            return []
+        now = self._clock()
+        for row in pending.items():
+            self._written[row] = now
+            self._written.move_to_end(row)
+        while len(self._written) > MOST_WRITTEN:
+            self._written.popitem(last=False)
+        ttl_ms = round(self._store.table.index_ttl_s * 1000)
+        keys = list(pending)
+        batches = [keys[i : i + BATCH] for i in range(0, len(keys), BATCH)]
+        return [
+            ("EVAL", REMEMBER, len(batch), *batch, ttl_ms, MOST_HOLDERS, *(pending[key] for key in batch))
+            for batch in batches
+        ]
+
+    def forget_written(self) -> None:
+        """Redis may have lost what we wrote."""
+        self._written.clear()
+
+    def _same(self, replica: str, started: str) -> bool:
+        mine = self._start_of(replica)
+        return not mine or not started or mine == started
+
+    def _start_of(self, replica_id: str) -> str:
+        at = self._started_at(replica_id)
+        return "" if at is None else str(round(at))

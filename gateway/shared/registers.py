@@ -1,0 +1,103 @@
+"""Load registers: what each gateway has on each replica, written by itself alone and expiring by itself.
+
+Every `register_s` a gateway writes one key of its own (requests in flight, prefill backlog and KV tokens of each
+replica, GPU seconds served to each class, open requests of each tenant) and reads everybody else's, in one script and
+one round trip. One writer per key: nothing to race for and no counter to leak; a gateway that dies is gone after
+`expiry_s`. Service of others counts in the shares between classes like our own, so that shares hold over all gateways.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gateway.scheduler import Scheduler
+from gateway.shared.store import Command, Store
+from gateway.tenants import Tenants
+from policies.model import PeerLoad
+
+# KEYS: the set of gateways, our register. ARGV: our id, our register, expiry in ms, what keys of registers begin with.
+EXCHANGE = """
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3])
+local out = {}
+for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, 255)) do
+  if id ~= ARGV[1] then
+    local said = redis.call('GET', ARGV[4] .. id)
+    if said then out[#out + 1] = id; out[#out + 1] = said end
+  end
+end
+return out
+"""
+
+
+class Registers:
+    """`peers`: the other gateways heard of last; `tenants_open`: requests they have open, by tenant."""
+
+    def __init__(self, store: Store, me: str, scheduler: Scheduler) -> None:
+        self.peers: dict[str, Mapping[str, Any]] = {}
+        self.tenants_open: dict[str, int] = {}
+        self._store = store
+        self._me = me
+        self._scheduler = scheduler
+        self._told: set[str] = set()  # replicas of which the core believes that others have something there
+        self._served: dict[tuple[str, str], float] = {}  # (gateway, lane): what it had served when it was heard last
+
+    def command(self, tenants: Tenants) -> Command:
+        balancer, now = self._scheduler.balancer, self._scheduler.clock()
+        said = {
+            "load": balancer.loads(now),
+            "served": {f"{model}\n{name}": s for (model, name), s in balancer.served().items()},
+            "open": {tenant.name: tenant.open for tenant in tenants.by_name.values() if tenant.open},
+        }
+        key = self._store.key
+        expiry_ms = round(self._store.table.expiry_s * 1000)
+        keys = (key("gateways"), key("load", self._me))
+        return ("EVAL", EXCHANGE, 2, *keys, self._me, orjson.dumps(said), expiry_ms, key("load", ""))
+
+    def heard(self, answer: list[bytes]) -> None:
+        """Everybody else's registers."""
+        pairs = zip(answer[::2], answer[1::2], strict=True)
+        self.peers = {id.decode(): orjson.loads(said) for id, said in pairs}
+        scheduler, now = self._scheduler, self._scheduler.clock()
+        sums: dict[str, list[float]] = {}
+        self.tenants_open = defaultdict(int)
+        for id, said in self.peers.items():
+            for replica, (in_flight, backlog, kv) in said["load"].items():
+                total = sums.setdefault(replica, [0, 0.0, 0.0])
+                total[0] += in_flight
+                total[1] += backlog
+                total[2] += kv
+            for tenant, count in said["open"].items():
+                self.tenants_open[tenant] += count
+            self._serve(id, said["served"], now)
+        for gone in [key for key in self._served if key[0] not in self.peers]:
+            del self._served[gone]
+        for replica in self._told - sums.keys():
+            scheduler.fleet_event(PeerLoad(replica, at=now))
+        for replica, (in_flight, backlog, kv) in sums.items():
+            scheduler.fleet_event(PeerLoad(replica, int(in_flight), backlog, kv, now))
+        self._told = {replica for replica, total in sums.items() if any(total)}
+
+    def alone(self) -> None:
+        """Nobody is heard of any more."""
+        self.peers = {}
+        self.tenants_open = {}
+        for replica in self._told:
+            self._scheduler.fleet_event(PeerLoad(replica, at=self._scheduler.clock()))
+        self._told = set()
+
+    def _serve(self, id: str, served: Mapping[str, float], now: float) -> None:
+        for lane, total in served.items():
+            before = self._served.get((id, lane))
+            self._served[id, lane] = total
+            if before is not None and total > before:  # what it served before we met is history
+                model, _, name = lane.partition("\n")
+                self._scheduler.balancer.served_elsewhere(model, name, total - before, now)

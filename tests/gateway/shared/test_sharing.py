@@ -1,0 +1,263 @@
+"""Stories of two gateways and a real Redis: what they share, and what happens when it dies, hangs, is empty or full."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+
+from gateway.config import ConfigError, build
+from gateway.shared.scheduler import SharedScheduler
+from gateway.tenants import digest
+from loadtests.bench.processes import free_ports
+from loadtests.replica import Fleet, ReplicaSettings
+from policies.model import Decision, Request
+from tests.gateway.running import Running, running, until
+from tests.serving import wait_for
+
+TENANT = {
+    "small": {"keys_sha256": [digest("sk-small").hex()], "request_burst": 4, "requests_per_s": 0.001},
+    "narrow": {"keys_sha256": [digest("sk-narrow").hex()], "concurrency": 1},
+    "big": {"keys_sha256": [digest("sk-big").hex()]},
+}
+BIG = {"authorization": "Bearer sk-big"}
+LONG = "the river runs to the sea and the sea gives it back as rain " * 60
+
+
+class Server:
+    """A redis-server on a port of its own that can be stopped, paused and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        (self.port,) = free_ports(1)
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client: Any = Redis(port=self.port, socket_timeout=10)
+
+    def start(self) -> None:
+        program = shutil.which("redis-server") or shutil.which("valkey-server")
+        assert program is not None, "these tests need redis-server or valkey-server"
+        argv = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)]
+        self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+        wait_for(self.answers, "redis-server answers")
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except Exception:
+            return False
+
+    def send(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def prefixes(self) -> list[bytes]:
+        found: list[bytes] = self.client.keys("{forebay}:p:*")
+        return found
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+@asynccontextmanager
+async def two(server: Server, **tables: Any) -> AsyncIterator[tuple[Running, Running]]:
+    """Two gateways before the same two replicas. The deadline of lookups is no matter here: a busy machine would miss
+    it, so it is as long as that of any call; nor is it how soon a gateway counts as gone."""
+    redis = {"url": f"redis://127.0.0.1:{server.port}/0", "lookup_s": 5.0, "call_s": 5.0, "register_s": 0.02}
+    settings = {
+        "policy": {"name": "forebay", "seed": 1},
+        "tenants": TENANT,
+        "redis": redis | {"expiry_s": 30.0} | tables,
+    }
+    async with (
+        Fleet.of(ReplicaSettings(time_scale=10.0), 2) as fleet,
+        running(*fleet.urls, **settings) as a,
+        running(*fleet.urls, **settings) as b,
+    ):
+        await until(lambda: up(a) and up(b) and peers(a) == peers(b) == 1)
+        yield a, b
+
+
+def up(g: Running) -> bool:
+    assert g.gateway.sharing is not None
+    return g.gateway.sharing.store.up
+
+
+def peers(g: Running) -> int:
+    assert g.gateway.sharing is not None
+    return len(g.gateway.sharing.registers.peers)
+
+
+def in_flight_elsewhere(g: Running) -> int:
+    replicas = g.gateway.balancer.fleet.replicas.values()
+    return sum(r.peers.in_flight for r in replicas if r.peers is not None)
+
+
+async def ask(g: Running, text: str = "where is the sea", key: str = "sk-big", **fields: Any) -> httpx.Response:
+    body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 2, **fields}
+    return await g.http.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+
+
+def listen(g: Running) -> list[Request]:
+    """Requests as they reach this gateway's core."""
+    seen: list[Request] = []
+    submit = g.gateway.balancer.submit
+
+    def noted(request: Request, now: float) -> list[Decision]:
+        seen.append(request)
+        return submit(request, now)
+
+    g.gateway.balancer.submit = noted  # type: ignore[method-assign]
+    return seen
+
+
+async def test_where_one_gateway_sent_a_prompt_the_other_knows(server: Server) -> None:
+    async with two(server) as (a, b):
+        seen = listen(b)
+        first = await ask(a, LONG)
+        await until(lambda: len(server.prefixes()) >= 4)
+        await ask(b, LONG + "and what then?")
+        chunks = len(seen[0].chain)
+        deepest = 1 << (chunks.bit_length() - 1)
+        assert deepest >= 8
+        assert dict(seen[0].shared_depth) == {first.headers["x-forebay-replica"]: deepest}
+        assert (await ask(b, "another prompt")).status_code == 200
+        assert dict(seen[1].shared_depth) == {}
+
+
+async def test_load_of_one_is_known_to_the_other_and_gone_with_it(server: Server) -> None:
+    async with two(server, expiry_s=0.5) as (a, b):
+        body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50_000, "stream": True}
+        async with a.http.stream("POST", "/v1/chat/completions", json=body, headers=BIG) as answer:
+            assert answer.status_code == 200
+            await until(lambda: in_flight_elsewhere(b) == 1)
+            assert in_flight_elsewhere(a) == 0
+        await until(lambda: in_flight_elsewhere(b) == 0)
+        async with a.http.stream("POST", "/v1/chat/completions", json=body, headers=BIG):
+            await until(lambda: in_flight_elsewhere(b) == 1)
+            assert a.gateway.sharing is not None
+            await a.gateway.sharing.close()  # as if it died
+            await until(lambda: in_flight_elsewhere(b) == 0 and peers(b) == 0)
+
+
+async def test_quotas_and_concurrency_hold_over_both(server: Server) -> None:
+    async with two(server) as (a, b):
+        statuses = [(await ask(g, key="sk-small")).status_code for g in (a, b) * 4]
+        assert sorted(statuses) == [200] * 4 + [429] * 4
+        body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50_000, "stream": True}
+        narrow = {"authorization": "Bearer sk-narrow"}
+        async with a.http.stream("POST", "/v1/chat/completions", json=body, headers=narrow):
+            await until(lambda: in_flight_elsewhere(b) == 1)
+            assert (await ask(b, key="sk-narrow")).status_code == 429
+        await until(lambda: in_flight_elsewhere(b) == 0)
+        assert (await ask(b, key="sk-narrow")).status_code == 200
+
+
+async def test_what_is_changed_through_one_is_changed_in_both(server: Server) -> None:
+    async with two(server) as (a, b):
+        patch = {"stream": {"commit_after_s": 11.0}, "listen": {"drain_s": 3.0}}
+        assert (await a.http.patch("/admin/config", json=patch)).status_code == 200
+        await until(lambda: b.gateway.config.stream.commit_after_s == 11.0)
+        assert b.gateway.config.listen.drain_s != 3.0, "what belongs to one gateway stays its own"
+        assert (await b.http.post("/admin/drain/r0")).status_code == 200
+        await until(lambda: a.gateway.fleet.replicas["r0"].draining)
+        assert (await b.http.post("/admin/rollback")).status_code == 200
+        await until(lambda: a.gateway.config.stream.commit_after_s == 15.0)
+        versions = len(a.gateway.control.versions)
+        assert (await a.http.patch("/admin/config", json={"stream": {"commit_after_s": 12.0}})).status_code == 200
+        await until(lambda: b.gateway.config.stream.commit_after_s == 12.0)
+        assert len(a.gateway.control.versions) == versions + 1, "nobody applies its own change twice"
+
+
+async def test_a_redis_that_stands_still_holds_nobody_up_and_changes_follow_later(server: Server) -> None:
+    async with two(server, lookup_s=0.002, call_s=0.2) as (a, b):
+        server.send(signal.SIGSTOP)
+        try:
+            answers = [await ask(g, LONG) for g in (a, b) * 5]
+            assert [one.status_code for one in answers] == [200] * 10
+            await until(lambda: not up(a) and not up(b))
+            patch = {"stream": {"commit_after_s": 13.0}}
+            assert (await a.http.patch("/admin/config", json=patch)).status_code == 200
+            assert (await ask(a, key="sk-small")).status_code == 200, "its own bucket decides"
+        finally:
+            server.send(signal.SIGCONT)
+        await until(lambda: up(a) and up(b) and peers(a) == peers(b) == 1)
+        await until(lambda: b.gateway.config.stream.commit_after_s == 13.0)
+
+
+async def test_a_redis_that_dies_is_missed_and_taken_back(server: Server) -> None:
+    async with two(server) as (a, b):
+        server.stop()
+        await until(lambda: not up(a) and not up(b))
+        assert [(await ask(g, LONG)).status_code for g in (a, b) * 3] == [200] * 6
+        assert "forebay_shared_up 0.0" in (await a.http.get("/metrics")).text
+        server.start()
+        await until(lambda: up(a) and up(b) and peers(a) == peers(b) == 1)
+        await ask(a, LONG)
+        await until(lambda: bool(server.prefixes()))
+        assert 'forebay_shared_calls_total{call="exchange",outcome="failed"}' in (await a.http.get("/metrics")).text
+
+
+async def test_an_emptied_redis_is_filled_again(server: Server) -> None:
+    async with two(server) as (a, b):
+        await ask(a, LONG)
+        await until(lambda: len(server.prefixes()) >= 4)
+        server.client.flushall()
+        scheduler = a.gateway.scheduler
+        assert isinstance(scheduler, SharedScheduler)
+        await until(lambda: not scheduler.index._written and peers(a) == peers(b) == 1)
+        await ask(a, LONG)
+        await until(lambda: len(server.prefixes()) >= 4)
+        assert (await ask(b, LONG)).status_code == 200
+
+
+async def test_a_full_redis_is_read_and_costs_nobody_a_request(server: Server) -> None:
+    async with two(server, expiry_s=0.5) as (a, b):
+        await ask(a, LONG)
+        await until(lambda: len(server.prefixes()) >= 4)
+        server.client.config_set("maxmemory", "1")
+        await until(lambda: peers(a) == peers(b) == 0)
+        seen = listen(b)
+        assert (await ask(b, LONG)).status_code == 200
+        assert seen[0].shared_depth, "what is there can still be read"
+        assert [(await ask(b, key="sk-small")).status_code for _ in range(5)] == [200] * 4 + [429]
+        server.client.config_set("maxmemory", "0")
+        await until(lambda: peers(a) == peers(b) == 1)
+
+
+async def test_an_expired_deadline_goes_on_without_an_answer(server: Server) -> None:
+    """A lookup that nobody answers in time is dropped, and its late answer is nobody's."""
+    async with two(server, lookup_s=0.000001) as (a, _):
+        seen = listen(a)
+        for _ in range(3):
+            assert (await ask(a, LONG)).status_code == 200
+        assert all(not request.shared_depth for request in seen)
+        await asyncio.sleep(0)
+        assert a.gateway.scheduler.open == 0
+
+
+def test_a_password_in_the_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError) as refused:
+        build({"redis": {"url": "redis://user:hunter2@127.0.0.1:6379/0"}})
+    (line,) = refused.value.lines
+    assert "password_env" in line
+    assert "hunter2" not in line
