@@ -40,7 +40,7 @@ function totals(now, history) {
 
 function state(r) {
   if (r.phase === "out") {
-    return { text: `out: ${words(r.reason || "ejected")}`, className: "wrong", sub: r.back_in_s ? `again in ${span(r.back_in_s)}` : "" };
+    return { text: `out: ${words(r.reason || "ejected")}`, className: "wrong", sub: r.back_in_s >= 1 ? `tried again in ${span(r.back_in_s)}` : "" };
   }
   if (r.draining) return { text: "draining", className: "warn" };
   if (r.phase === "starting") return { text: "starting", className: "warn", sub: r.reason && r.reason !== "starting" ? words(r.reason) : "" };
@@ -65,6 +65,7 @@ function fleet(now, history) {
     sub: r.pace_closed_share >= 0.005 ? `shut ${percent(r.pace_closed_share, 0)}` : "",
     title: "share of its time that may go to prefill, and how often it was shut lately",
   });
+  const quiet = (value) => (r) => (r.phase === "out" ? { ...(typeof value(r) === "object" ? value(r) : { text: value(r) }), className: "quiet" } : value(r));
   const age = (r) => ({ text: known(r.scrape_age_s) ? span(r.scrape_age_s) : none, className: r.scrape_age_s > 10 ? "wrong" : "quiet" });
   table(
     "replicas",
@@ -73,12 +74,12 @@ function fleet(now, history) {
       ["state", "wide", state],
       ["in flight", "n", (r) => count(r.in_flight)],
       ["last minutes", "spark wide", (r) => ({ line: history.map((p) => p.in_flight[r.id]), most, label: `in flight at ${r.id}` })],
-      ["engine runs", "n", (r) => ({ text: count(r.running), sub: r.waiting ? `+${count(r.waiting)} wait` : "" })],
+      ["engine runs", "n", quiet((r) => ({ text: count(r.running), sub: r.waiting ? `+${count(r.waiting)} wait` : "" }))],
       ["prefill backlog", "n wide", (r) => ({ text: r.backlog_tokens ? seconds(r.backlog_s) : "0", sub: r.backlog_tokens ? `${count(r.backlog_tokens)} tokens` : "" })],
-      ["KV free", "n wide", kv],
-      ["from cache", "n", (r) => percent(r.reuse, 0)],
-      ["prefill pace", "n", pace],
-      ["tokens/s", "n", (r) => ({ text: count(r.prefill_rate), title: "prefill speed as learnt" })],
+      ["KV free", "n wide", quiet(kv)],
+      ["from cache", "n", quiet((r) => percent(r.reuse, 0))],
+      ["prefill pace", "n", quiet(pace)],
+      ["tokens/s", "n", quiet((r) => ({ text: count(r.prefill_rate), title: "prefill speed as learnt" }))],
       ["scraped", "n", age],
     ],
     now.replicas,

@@ -1,25 +1,31 @@
 """`forebay prefixes`: which prompts share less than they could, and why, as a running gateway sees it.
 
-Reads /admin/prefixes and prints it; nothing is computed here. Lost tokens are of the last hour (fading), estimated from
-samples; reuse is what the replicas said was cached, the ceiling what one endless cache would have had.
+Reads /admin/prefixes and prints it, or adds up a journal (`prefix_journal.py`). Lost tokens are of the last hour
+(fading), estimated from samples; reuse is what the replicas said was cached, the ceiling what one endless cache would
+have had.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from gateway import prefix_journal
+
 MOST_FAMILIES = 20
 
 
 def prefixes(
-    url: Annotated[str, typer.Argument(help="The gateway's address.")] = "http://127.0.0.1:8080",
+    source: Annotated[
+        str, typer.Argument(help="Address of a running gateway, or a journal it wrote.")
+    ] = "http://127.0.0.1:8080",
     as_json: Annotated[bool, typer.Option("--json", help="The whole report as JSON.")] = False,
     token_env: Annotated[str, typer.Option(help="Environment variable with the admin token.")] = "FOREBAY_ADMIN_TOKEN",
 ) -> None:
@@ -28,8 +34,15 @@ def prefixes(
     Example: forebay prefixes http://127.0.0.1:8080
 
     Example: forebay prefixes --json | jq '.leaks[0]'
+
+    Example: forebay prefixes /var/log/forebay/journal.jsonl
     """
-    told = fetch(url.rstrip("/"), os.environ.get(token_env, ""), token_env)
+    if Path(source).is_file():
+        told = prefix_journal.read(Path(source))
+    elif source.startswith(("http://", "https://")):
+        told = fetch(source.rstrip("/"), os.environ.get(token_env, ""), token_env)
+    else:
+        _fail(f"{source}: is no file, and an address begins with http://")
     if as_json:
         typer.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
         return
@@ -57,7 +70,7 @@ def fetch(url: str, token: str, token_env: str) -> dict[str, Any]:
     return told
 
 
-def _fail(line: str) -> Any:
+def _fail(line: str) -> NoReturn:
     typer.echo(f"forebay prefixes: {line}", err=True)
     raise typer.Exit(1)
 
@@ -66,11 +79,12 @@ def show(told: Mapping[str, Any], console: Console) -> None:
     for what in ("models", "tenants"):
         if told[what] and (what == "models" or set(told[what]) != {"-"}):
             console.print(_totals(what, told[what]))
-    if not told["families"]:
+    if not told["families"] and not told["leaks"]:
         seen = sum(row["requests"] for row in told["models"].values())
         console.print(f"No prompt family yet: {seen} requests with a prefix chain ended so far.")
         return
-    console.print(_families(told["families"]))
+    if told["families"]:
+        console.print(_families(told["families"]))
     if not told["leaks"]:
         console.print("No leak: no family is kept from sharing by something that changes in front of its shared text.")
         return

@@ -24,6 +24,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.prefix_journal import totals
 from gateway.record import RequestRecord, TokenSource, Unmatched
 from gateway.sections import Prefixes as PrefixesTable
 from policies import canonical
@@ -70,14 +71,15 @@ class Prefixes(Collector):
     def __init__(self, settings: PrefixesTable) -> None:
         self.settings = settings
         self.families = Families(random.Random(), settings.families)
-        self.models: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(TOTALS))
-        self.tenants: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(TOTALS))
+        self.models: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(TOTALS))
+        self.tenants: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(TOTALS))
         self.lost: defaultdict[str, float] = defaultdict(float)  # tokens, by kind of leak
         self.cpu_s = 0.0
         self.passed_over = 0
         self._seed = secrets.randbits(63)
         self._waiting: deque[_Waiting] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._next_at = 0.0  # when the budget allows another look
         self._since = time.monotonic()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -108,33 +110,41 @@ class Prefixes(Collector):
         """Queues its canonical parts; `document` is the body they were made of."""
         looked = Looked(arrival.stratum.take())
         self._waiting.append(_Waiting(api, document, parts, request, arrival, looked))
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LEAST_WAIT_S, self._look)
+        self._arm()
         return looked
+
+    def _arm(self) -> None:
+        if self._timer is None and self._waiting:
+            wait_s = max(LEAST_WAIT_S, self._next_at - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
     def finished(self, record: RequestRecord) -> None:
         """The end of a request that was admitted here."""
         if record.outcome is not Outcome.SUCCESS:
             record.sampled = None
             return
-        prompt = float(record.prompt.count or 0)
-        measured = record.cached.source is TokenSource.USAGE and record.cached.count is not None
-        cached = float(record.cached.count or 0) if measured else 0.0
-        predicted = 0.0 if record.prediction is None else float(record.prediction.cached_tokens)
+        prompt, said = record.prompt.count or 0, record.cached
+        measured = cached = 0
+        if said.source is TokenSource.USAGE and said.count is not None:
+            measured, cached = prompt, said.count
+        predicted = 0 if record.prediction is None else record.prediction.cached_tokens
         # chunks are coarser than an engine's blocks: what was cached was cacheable
-        cacheable = max(cached, min(float(record.cacheable_tokens or 0), prompt))
-        record.cacheable_tokens = int(cacheable)
-        tokens = (1.0, prompt, prompt if measured else 0.0, cached, predicted, cacheable)
+        record.cacheable_tokens = cacheable = max(cached, min(record.cacheable_tokens or 0, prompt))
         for sums in (self.models[record.model], self.tenants[record.tenant or ""]):
-            for i, value in enumerate(tokens):
-                sums[i] += value
+            sums[0] += 1
+            sums[1] += prompt
+            sums[2] += measured
+            sums[3] += cached
+            sums[4] += predicted
+            sums[5] += cacheable
         if record.chain and record.completion.count and prompt:
-            answer_bytes = record.completion.count * record.prompt_bytes / prompt
-            self.families.answered(record.chain, record.prompt_bytes + int(answer_bytes))
+            total_bytes = record.prompt_bytes * (prompt + record.completion.count) // prompt
+            self.families.answered(record.chain, total_bytes)
         looked: Looked | None = record.sampled
         if looked is not None:
             record.unmatched = looked.unmatched
-            weighted = tuple(looked.weight * value for value in tokens)
+            weight = looked.weight
+            weighted = tuple([weight * value for value in (1, prompt, measured, cached, predicted, cacheable)])
             if looked.family is None:
                 looked.ended = weighted
             else:
@@ -158,9 +168,8 @@ class Prefixes(Collector):
             log.exception("a prompt of request %s could not be judged", waiting.request.id)
         took = time.thread_time() - begun
         self.cpu_s += took
-        if self._waiting:
-            wait_s = max(LEAST_WAIT_S, took / self.settings.cpu_share)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+        self._next_at = time.monotonic() + took / self.settings.cpu_share
+        self._arm()
 
     def _judge(self, waiting: _Waiting) -> None:
         parts, request, looked = waiting.parts, waiting.request, waiting.looked
@@ -184,8 +193,8 @@ class Prefixes(Collector):
             if self.settings.samples:
                 row.around = stream[max(0, row.start - AROUND) : row.start + AROUND].decode("utf-8", "replace")
         if rows:
-            first = rows[0][0]
-            looked.unmatched = Unmatched(first.kind, first.path, first.start)
+            first, lost = rows[0]
+            looked.unmatched = Unmatched(first.kind, first.path, first.start, family.id, round(lost), looked.weight)
         looked.family = family
         if looked.ended is not None:
             self.families.counted(family, now, *looked.ended)
@@ -197,8 +206,8 @@ class Prefixes(Collector):
         now = time.monotonic()
         return {
             "since_s": round(now - self._since, 1),
-            "models": {name or "-": _told(sums) for name, sums in self.models.items()},
-            "tenants": {name or "-": _told(sums) for name, sums in self.tenants.items()},
+            "models": {name or "-": totals(sums) for name, sums in self.models.items()},
+            "tenants": {name or "-": totals(sums) for name, sums in self.tenants.items()},
             **report(self.families, now),
             "passed_over": self.passed_over,
             "cpu_s": round(self.cpu_s, 4),
@@ -206,40 +215,26 @@ class Prefixes(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Labels: models and tenants that the gateway serves, kinds of leaks; a family is never a label."""
-        for label, totals in (("model", self.models), ("tenant", self.tenants)):
+        for label, by_name in (("model", self.models), ("tenant", self.tenants)):
             family = CounterMetricFamily(
                 f"forebay_prefix_{label}_tokens",
                 "Prompt tokens of good ends: all, of known cached part, cached, believed cached, in an endless cache.",
                 labels=(label, "of"),
             )
-            for name, sums in totals.items():
+            for name, sums in by_name.items():
                 for of, value in zip(TOTALS[1:], sums[1:], strict=True):
                     family.add_metric([name, of], value)
             yield family
         lost = CounterMetricFamily(
             "forebay_prefix_lost_tokens", "Prompt tokens not shared because of a leak, estimated.", labels=("leak",)
         )
-        for kind, value in self.lost.items():
-            lost.add_metric([kind], value)
+        for kind, tokens in self.lost.items():
+            lost.add_metric([kind], tokens)
         yield lost
         yield CounterMetricFamily("forebay_prefix_samples", "Prompts looked into.", value=self.families.samples)
         yield CounterMetricFamily("forebay_prefix_cpu_seconds", "CPU time that took.", value=self.cpu_s)
         families = float(len(self.families.families))
         yield GaugeMetricFamily("forebay_prefix_families", "Prompt families known.", value=families)
-
-
-def _told(sums: list[float]) -> dict[str, Any]:
-    requests, prompt, measured, cached, predicted, cacheable = sums
-    return {
-        "requests": int(requests),
-        "prompt_tokens": int(prompt),
-        "cached_tokens": int(cached),
-        "predicted_tokens": int(predicted),
-        "cacheable_tokens": int(cacheable),
-        "reuse": round(cached / measured, 4) if measured else None,
-        "predicted_reuse": round(predicted / prompt, 4) if prompt else None,
-        "ceiling": round(cacheable / prompt, 4) if prompt else None,
-    }
 
 
 def mount(app: FastAPI, prefixes: Prefixes | None) -> None:

@@ -31,11 +31,14 @@ class Tokens:
 
 @dataclass(slots=True, frozen=True)
 class Unmatched:
-    """The first chunk of the prompt that no replica was believed to hold: where it is, never what it says."""
+    """What stands where the prompt parts from others of its family: where it is, never what it says."""
 
-    kind: str  # tools | system | user | assistant | tool | prompt | media
-    path: str  # JSON path, as messages[3].content
+    kind: str  # of leak: timestamp | uuid | user_name | tool_order | ... (`policies/volatile.py`)
+    path: str  # JSON path, as messages[0].content
     offset: int  # bytes into the canonical prompt stream
+    family: str = ""  # as the gateway that wrote it numbered them
+    lost_tokens: int = 0  # not shared because of it, by this request and those that it stands for
+    requests: int = 1  # that it stands for
 
 
 @dataclass(slots=True)

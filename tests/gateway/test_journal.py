@@ -83,7 +83,14 @@ def test_a_line_tells_the_whole_life_of_a_request() -> None:
         "cached_tokens": [256, "usage"],
         "cacheable_tokens": None,
         "chain": keyed.chain((11, 22, 33)),
-        "unmatched": {"kind": "user", "path": "messages[1].content", "offset": 512},
+        "unmatched": {
+            "kind": "user",
+            "path": "messages[1].content",
+            "offset": 512,
+            "family": "",
+            "lost_tokens": 0,
+            "requests": 1,
+        },
         "attempts": [
             {"replica_id": "b", "t_dispatch": 0.1, "t_first": None, "outcome": "error", "detail": "refused"},
             {"replica_id": "a", "t_dispatch": 0.2, "t_first": 0.5, "outcome": "success", "detail": ""},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -120,6 +121,46 @@ async def test_the_command_prints_the_table_and_the_advice(sim: Fleet) -> None:
     assert "timestamp  messages[0].content" in shown.output
     assert "messages[0].content: move the time behind the shared text" in shown.output
     assert orjson.loads(as_json.output)["leaks"][0]["kind"] == "timestamp"
+
+
+def test_a_journal_is_added_up_afterwards(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    leak = {
+        "kind": "uuid",
+        "path": "messages[0].content",
+        "offset": 46,
+        "family": "f3",
+        "lost_tokens": 900,
+        "requests": 2,
+    }
+    rows = [
+        {
+            "received_unix": 1000.0 + 90 * n, "model": "sim", "tenant": None, "outcome": "success",
+            "prompt_tokens": [1000, "usage"], "cached_tokens": [200, "usage"], "cacheable_tokens": 600,
+            "prediction": {"cached_tokens": 250}, "unmatched": leak if n % 2 else None,
+        }
+        for n in range(21)
+    ]  # fmt: skip
+    rows.append({**rows[0], "outcome": "shed"})
+    journal.write_bytes(b"\n".join([*map(orjson.dumps, rows), b'{"schema": 1}', b"not json", b""]))
+    read = orjson.loads(command(str(journal), "--json").output)
+    assert read["models"]["sim"] == {
+        "requests": 21, "prompt_tokens": 21_000, "cached_tokens": 4_200, "predicted_tokens": 5_250,
+        "cacheable_tokens": 12_600, "reuse": 0.2, "predicted_reuse": 0.25, "ceiling": 0.6,
+    }  # fmt: skip
+    (row,) = read["leaks"]
+    assert (row["family"], row["kind"], row["samples"]) == ("f3", "uuid", 10)
+    assert (row["requests_per_hour"], row["lost_tokens_per_request"], row["lost_tokens_per_hour"]) == (40, 450, 18_000)
+    assert read["passed_over"] == 2
+    shown = command(str(journal)).output
+    assert "f3      uuid  messages[0].content" in shown
+    assert "move the id into the request's metadata" in shown
+
+
+def test_what_is_neither_a_file_nor_an_address_is_said() -> None:
+    answer = command("gateway.internal")
+    assert answer.exit_code == 1
+    assert answer.stderr == "forebay prefixes: gateway.internal: is no file, and an address begins with http://\n"
 
 
 def test_the_command_says_when_nobody_answers() -> None:
