@@ -73,6 +73,19 @@ def settings(config: Config) -> Table:
     table.add_row("policy", f"{arm.policy}, with {', '.join(parts)}" if parts else f"{arm.policy}, dispatched at once")
     classes = (f"{name} (default)" if name == config.default_class else name for name in config.classes)
     table.add_row("classes", ", ".join(classes))
+    table.add_row("replicas", replicas(config))
     table.add_row("clients", f"{len(config.tenants)} tenants with keys" if config.tenants else "no key needed")
     table.add_row("journal", config.journal.path or "none")
     return table
+
+
+def replicas(config: Config) -> str:
+    """How many are configured, and where others come from."""
+    d = config.discovery
+    sources = (
+        (f"{len(config.replicas)} configured", bool(config.replicas)),
+        (f"those of {d.file.path}", d.file.path is not None),
+        (f"those of {', '.join(d.dns.names)}", bool(d.dns.names)),
+        (f"EndpointSlices with {d.kubernetes.selector}", d.kubernetes.selector is not None),
+    )
+    return "; ".join(text for text, there in sources if there) or "none"

@@ -191,10 +191,10 @@ def _across(config: Config) -> list[str]:
     for i, replica in enumerate(config.replicas):
         if (first := seen.setdefault(replica.name, i)) != i:
             lines.append(f'replicas[{i}].id = "{replica.name}": is taken by replicas[{first}]; give it another id')
-        if replica.ca_file is not None and not _is_pem(replica.ca_file):
+        if replica.ca_file is not None and not is_pem(replica.ca_file):
             lines.append(f'replicas[{i}].ca_file = "{replica.ca_file}": must be a readable PEM file')
     shared = config.discovery.ca_file
-    if shared is not None and not _is_pem(shared):
+    if shared is not None and not is_pem(shared):
         lines.append(f'discovery.ca_file = "{shared}": must be a readable PEM file')
     limits = config.limits
     if limits.receiving_bytes < limits.max_body_bytes:
@@ -216,7 +216,7 @@ def _across(config: Config) -> list[str]:
     return lines
 
 
-def _is_pem(path: str) -> bool:
+def is_pem(path: str) -> bool:
     try:
         ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError):

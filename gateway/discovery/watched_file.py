@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from pydantic import ValidationError
 
-from gateway.config import lines_of
+from gateway.config import is_pem, lines_of
 from gateway.discovery.membership import Member
 from gateway.discovery.report import Report, SourceError
 from gateway.sections import Replica, Table
@@ -85,4 +85,7 @@ def members(text: str, path: Path) -> list[Member]:
     for name in names:
         if names.count(name) > 1:
             raise SourceError(f'{path}: id "{name}" is there twice; give one of them another id')
+    for i, table in enumerate(tables):
+        if table.ca_file is not None and not is_pem(table.ca_file):
+            raise SourceError(f'{path}: replicas[{i}].ca_file = "{table.ca_file}": must be a readable PEM file')
     return [Member(table) for table in tables]

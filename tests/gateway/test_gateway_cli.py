@@ -39,6 +39,13 @@ def test_check_of_a_valid_file_says_what_it_would_do() -> None:
     assert "interactive, standard (default), batch" in answer.output
 
 
+def test_check_says_where_replicas_come_from(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[discovery.file]\npath = "r.toml"\n[discovery.kubernetes]\nselector = "app=vllm"\n')
+    answer = run(app, ["check", "--config", str(file)])
+    assert "those of r.toml; EndpointSlices with app=vllm" in answer.output
+
+
 def test_serve_without_any_replica_says_what_is_missing() -> None:
     answer = run(app, ["serve"])
     assert answer.exit_code == 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -170,10 +171,10 @@ class ApiServer:
 
 
 @asynccontextmanager
-async def api_server(**settings: Any) -> AsyncIterator[ApiServer]:
+async def api_server(tls: ssl.SSLContext | None = None, **settings: Any) -> AsyncIterator[ApiServer]:
     made = ApiServer(**settings)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=tls)
+    made.url = f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         yield made
         made.drop()

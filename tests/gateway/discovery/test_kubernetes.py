@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from gateway.discovery.report import Report
 from gateway.discovery.tables import KubernetesSource
 from tests.gateway.discovery.apiserver import ApiServer, api_server, endpoint, slice_of
 from tests.gateway.running import until
+from tests.gateway.test_proxy import certificate
 
 A, B = endpoint("vllm-a", "10.244.1.5", "uid-a"), endpoint("vllm-b", "10.244.2.7", "uid-b")
 
@@ -160,6 +162,21 @@ async def test_a_token_that_is_rotated_is_read_again(tmp_path: Path) -> None:
             file.write_text("second\n")
             api.put(slice_of(A, B))
             await w.becomes("vllm-a", "vllm-b")
+
+
+async def test_the_api_server_is_verified_by_the_authority_of_the_cluster(tmp_path: Path) -> None:
+    key, cert = certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, stranger = certificate(tmp_path / "other")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    async with api_server(tls=tls) as api:
+        api.put(slice_of(A))
+        async with watching(api, ca_file=str(cert)) as w:
+            await w.becomes("vllm-a")
+        async with watching(api, ca_file=str(stranger)) as w:
+            await until(lambda: "CERTIFICATE_VERIFY_FAILED" in (w.report.trouble or ""))
+            assert w.told == []
 
 
 async def test_what_is_missing_is_said(tmp_path: Path) -> None:

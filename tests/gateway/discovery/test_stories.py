@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gateway.discovery import sources
+from gateway.discovery.watched_file import WatchedFile
 from loadtests.faults import Command
 from loadtests.replica import Fleet, ReplicaSettings
 from tests.gateway.discovery.apiserver import ApiServer, api_server, endpoint, slice_of
@@ -137,6 +139,34 @@ async def test_a_conversation_stays_where_its_prefix_is_while_others_come_and_go
             again, cached = await turn()
             assert again == home
             assert cached > 1000
+
+
+async def test_sources_follow_the_configuration_and_one_that_fails_by_our_fault_starts_again(
+    tmp_path: Path, sim: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sources, "AGAIN_S", 0.01)
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text(f'[[replicas]]\nurl = "{sim.urls[0]}"\nid = "a"\n')
+    two.write_text(f'[[replicas]]\nurl = "{sim.urls[0]}"\nid = "a"\n[[replicas]]\nurl = "{sim.urls[1]}"\nid = "b"\n')
+    async with running(discovery={"file": {"path": str(one), "poll_s": 0.02}}) as g:
+        await until(lambda: g.gateway.fleet.available("a"))
+        itself = g.gateway.fleet.replicas["a"]
+        await g.http.patch("/admin/config/discovery", json={"file": {"path": str(two)}})
+        await until(lambda: g.gateway.fleet.available("b"))
+        assert g.gateway.fleet.replicas["a"] is itself
+        look = WatchedFile._look
+
+        def fails_once(self: WatchedFile) -> tuple[int, ...]:
+            monkeypatch.setattr(WatchedFile, "_look", look)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(WatchedFile, "_look", fails_once)
+        await until(lambda: "discovery from file failed; it starts again" in caplog.text)
+        two.write_text(f'[[replicas]]\nurl = "{sim.urls[1]}"\nid = "b"\n')
+        await until(lambda: list(g.gateway.fleet.replicas) == ["b"])
+        await g.http.patch("/admin/config/discovery", json={"file": {"path": None}})
+        await until(lambda: not g.gateway.fleet.replicas)
+        assert (await g.http.get("/admin/discovery")).json() == []
 
 
 # -- a minute of churn, as fast as it goes -------------------------------------------------------------------------

@@ -99,6 +99,11 @@ async def test_a_file_that_keeps_changing_is_waited_for(tmp_path: Path) -> None:
     assert source._read(look) is None  # it is not the file that was looked at
 
 
+def test_a_private_authority_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r'replicas\[0\].ca_file = "/gone.pem": must be a readable PEM file'):
+        members('[[replicas]]\nurl = "https://a"\nca_file = "/gone.pem"', tmp_path / "f.toml")
+
+
 def test_one_id_for_two_replicas_is_refused() -> None:
     with pytest.raises(SourceError, match='id "x" is there twice; give one of them another id'):
         members('replicas = [{url = "http://a", id = "x"}, {url = "http://b", id = "x"}]', Path("f.toml"))
