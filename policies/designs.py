@@ -24,9 +24,10 @@ class Design(StrEnum):
     SWITCHBACK = "switchback"
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Assignment:
-    """Where one request stands in the experiment. Cells (arm, level) are what estimates are made of."""
+    """Where one request stands in the experiment. Cells (arm, level) are what estimates are made of. One is made for
+    each request, so it is not frozen; nobody changes it."""
 
     arm: int
     level: int  # split: 0 the control's share is high, 1 low; partition: the group; switchback: 1 after another arm

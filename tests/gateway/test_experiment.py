@@ -220,3 +220,62 @@ async def test_shadows_are_journalled_and_counted_and_an_experiment_runs_beside_
     asked = [line for line in page.splitlines() if line.startswith("forebay_shadow_requests_total{agrees=")]
     assert sum(float(line.split()[-1]) for line in asked) == 24
     assert {line["policy"] for line in lines} == {"forebay", "least_request"}
+
+
+async def test_a_guard_rail_returns_traffic_to_the_control_on_its_own(
+    sim: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = {**TABLE, "arms": [{"name": "control"}, {"name": "bad", "policy": "least_request"}]}
+    async with running(*sim.urls, experiment=table) as g:
+        trial = g.gateway.experiments.trial
+        assert trial is not None
+        for i in range(400):  # as if so many had ended
+            trial.guard.add((i % 2, 0), i % 100, i % 2 == 0, False, None, 0.0)
+        await until(lambda: not trial.running)
+        assert "arm bad is stopped: attainment is 100.0% below the control's" in caplog.text
+        assert g.gateway.balancer.policy.name == "round_robin"
+        told = (await results(g))["arms"][1]
+        assert told["state"] == "stopped"
+        assert told["stopped_why"].startswith("guard rail: attainment")
+
+
+async def test_the_file_starts_weighs_and_ends_an_experiment_when_it_is_read_again(sim: Fleet, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    head = '[experiment]\nname = "x"\nswing = 0.0\n'
+    arms = 'arms = [{{ name = "control" }}, {{ name = "new", policy = "least_request", weight = {} }}]\n'
+    file.write_text(head + arms.format(1.0))
+    async with running(*sim.urls, file=file) as g:
+        first = g.gateway.experiments.trial
+        assert first is not None
+        file.write_text(head + arms.format(3.0))
+        assert (await g.http.post("/admin/reload")).status_code == 200
+        assert g.gateway.experiments.trial is first
+        assert first.plan.weights == (1.0, 3.0)
+        file.write_text("")
+        assert (await g.http.post("/admin/reload")).status_code == 200
+        assert (first.running, first.ended_why) == (False, "taken out of the configuration")
+        file.write_text(head.replace('"x"', '"y"') + arms.format(1.0))
+        assert (await g.http.post("/admin/reload")).status_code == 200
+        assert (await results(g))["name"] == "y"
+
+
+async def test_a_spoilt_state_file_is_left_alone_and_stops_nothing(
+    sim: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "journal.jsonl.experiment.json"
+    state.write_text('{"schema": 1, "table": ')
+    async with running(*sim.urls, journal={"path": str(tmp_path / "journal.jsonl")}, experiment=TABLE) as g:
+        await ask(g)
+        assert (await results(g))["state"] == "running"
+    assert "cannot be read and is left alone" in caplog.text
+    assert state.read_text() == '{"schema": 1, "table": '
+
+
+async def test_an_experiment_ends_by_itself_when_its_hours_are_over(sim: Fleet) -> None:
+    async with running(*sim.urls, experiment={**TABLE, "hours": 2.0}) as g:
+        experiments = g.gateway.experiments
+        trial = experiments.trial
+        assert trial is not None
+        experiments.wall = lambda: trial.plan.started_unix + 7201.0
+        experiments.tick()
+        assert trial.ended_why == "its 2 hours are over"
