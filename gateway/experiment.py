@@ -208,7 +208,7 @@ class Experiments(Collector):
             same = arm.policy is None or (arm.policy == base.name and arm.settings == config.policy.settings)
             seed = plan.seed + i if config.policy.seed is not None else None
             arms[arm.name] = base if same else make(arm.policy or base.name, arm.settings, random.Random(seed))
-        self._policies = {name: policy.name for name, policy in arms.items()}
+        self._policies = trial.policies = {name: policy.name for name, policy in arms.items()}
         groups = plan.groups if plan.design is Design.PARTITION else None
         scheduler.use(self.shadows.wrap(SideBySide(arms, plan.arms[0], groups, base)))
         self._applied = -1

@@ -37,6 +37,7 @@ def merged(trials: Sequence[Trial]) -> Trial:
         why_stopped={name: why for t in trials for name, why in t.why_stopped.items()},
         ended_unix=None if None in ended else max(e for e in ended if e is not None),
         ended_why=first.ended_why,
+        policies=first.policies,
         keyless=sum(t.keyless for t in trials),
         assigned=sum(t.assigned for t in trials),
     )

@@ -70,7 +70,7 @@ def results(trial: Trial, now_unix: float) -> dict[str, Any]:
             {
                 "name": name,
                 "control": arm == 0,
-                "policy": trial.table.arms[arm].policy or "running",
+                "policy": trial.policies.get(name) or trial.table.arms[arm].policy or "own",
                 "core": trial.table.arms[arm].core,
                 "weight": plan.weights[arm],
                 "state": _state(trial, arm),

@@ -50,6 +50,7 @@ class Trial:
     why_stopped: dict[str, str] = field(default_factory=dict)
     ended_unix: float | None = None
     ended_why: str = ""
+    policies: dict[str, str] = field(default_factory=dict)  # by arm, the gateway's own among them
     keyless: int = 0  # requests that had nothing to stay with
     assigned: int = 0
     _assigner: Assigner = field(init=False)
@@ -160,6 +161,7 @@ class Trial:
             "why_stopped": self.why_stopped,
             "ended_unix": self.ended_unix,
             "ended_why": self.ended_why,
+            "policies": self.policies,
             "keyless": self.keyless,
             "assigned": self.assigned,
             "counts": _written(self.counts),
@@ -191,6 +193,7 @@ def read(document: Mapping[str, Any]) -> Trial:
         dict(document["why_stopped"]),
         None if ended is None else float(ended),
         str(document["ended_why"]),
+        dict(document["policies"]),
         int(document["keyless"]),
         int(document["assigned"]),
     )

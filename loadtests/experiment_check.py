@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtests.experiment_model import AFFINITY, SPREAD, Flags, Traffic, World, good, run, traffic
-from policies.clusters import GOOD, REQUESTS, SIZE, Clusters
+from policies.clusters import GOOD, REQUESTS, SIZE, Clusters, Contrast
 from policies.designs import Design, Plan
 from policies.effects import Counts, direct, effect
 from policies.sequences import anytime, once, planned_information
@@ -38,7 +38,7 @@ class Row:
     halves_once: list[float] = field(default_factory=list)
     spans: list[list[tuple[float, float]]] = field(default_factory=list)  # by repetition, an interval a look
     false: list[bool] = field(default_factory=list)  # A/A: excluded zero at any look
-    reduced: list[float] = field(default_factory=list)
+    reduced: list[float] = field(default_factory=list)  # share of variance that prompt lengths took out
 
     def covers(self, truth: float) -> float:
         """Share of repetitions whose interval held the truth at the end."""
@@ -68,7 +68,7 @@ class Setting:
 
     name: str
     plan: Plan
-    told: Callable[[Plan, Counts, int], object] = effect
+    told: Callable[[Plan, Counts, int], Contrast | None] = effect
 
 
 def settings(slice_s: float = 60.0, wash_s: float = 15.0) -> list[Setting]:
@@ -164,22 +164,25 @@ def _judge(
 ) -> None:  # fmt: skip
     planned = planned_information(SMALLEST)
     for r in range(load.at.shape[1]):
-        spans, false, found = [], False, None
+        spans: list[tuple[float, float]] = []
+        false, found = False, None
         for counts in _looks(setting, load, cells, counted, met, r, seconds):
             found = setting.told(setting.plan, counts, 1)
-            interval = anytime(found, planned)  # type: ignore[arg-type]
+            interval = anytime(found, planned)
             if interval is not None:
                 spans.append((interval.low, interval.high))
         for counts in _looks(setting, load, cells, counted, same, r, seconds):
-            interval = anytime(setting.told(setting.plan, counts, 1), planned)  # type: ignore[arg-type]
+            interval = anytime(setting.told(setting.plan, counts, 1), planned)
             false |= interval is not None and interval.excludes_zero
-        single = once(found)  # type: ignore[arg-type]
+        single = once(found)
         assert single is not None
         row.estimates.append(single.estimate)
         row.halves_once.append((single.high - single.low) / 2)
         row.halves.append((spans[-1][1] - spans[-1][0]) / 2)
         row.spans.append(spans)
         row.false.append(false)
+        assert found is not None
+        row.reduced.append(found.reduced)
 
 
 def _looks(

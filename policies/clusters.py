@@ -3,8 +3,9 @@
 Requests of one session, or of one slice of time, share caches and queues: they are not independent, their clusters
 are. For each cell (arm, level) and cluster six sums are kept. An arm's rate is R = sum(y) / sum(n); a contrast
 sum(c_k R_k) over cells has the linearised variance m / (m-1) x sum_j (sum_k c_k (y_jk - R_k n_jk) / n_k)^2 over
-m clusters (Deng, Knoblich and Lu 2018; Cochran 1977, section 6). What is known before an arm acts (the length of the
-prompt) is taken out by regression over clusters (CUPED: Deng et al. 2013; Lin 2013).
+m clusters (Deng, Knoblich and Lu 2018; Cochran 1977, section 6); where hardly any request failed, at least that of as
+many independent ones. What is known before an arm acts (the length of the prompt) is taken out by regression over
+clusters (CUPED: Deng et al. 2013; Lin 2013).
 Trade-off: at most `most` clusters; neighbouring blocks of time are then merged, which is valid and a little wider.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, TypeAlias
 REQUESTS, GOOD, ERRORS, PACE, PACED, SIZE = range(6)  # columns of a row of sums
 COLUMNS = 6
 MOST_CLUSTERS = 512
+RARE = 5  # failures, below which their spread over clusters says little
 Cell: TypeAlias = tuple[int, int]  # arm, level
 Row: TypeAlias = list[float]
 
@@ -123,14 +125,19 @@ def contrast(
     """sum(c_k R_k) over cells, R = sum of column `top` over sum of column `bottom`. None where a cell has nothing,
     or with fewer than 3 clusters. adjust: take out what SIZE explains, where c sums to zero."""
     tables = [(clusters.rows.get(cell, {}), c) for cell, c in coefficients.items() if c]
-    estimate = 0.0
+    estimate = floor = 0.0
+    rare = False  # whether some cell has hardly any of one kind
     parts = []
     for rows, c in tables:
         n = math.fsum(row[bottom] for row in rows.values())
         if n <= 0.0:
             return None
-        rate = math.fsum(row[top] for row in rows.values()) / n
+        hits = math.fsum(row[top] for row in rows.values())
+        rate = hits / n
         estimate += c * rate
+        share = (hits + 2.0) / (n + 4.0)  # Agresti and Caffo 2000
+        rare |= min(hits, n - hits) < RARE
+        floor += c * c * share * (1.0 - share) / n
         parts.append((rows, c / n, rate))
     residuals = _residuals(parts, top, bottom)
     m = len(residuals)
@@ -138,6 +145,8 @@ def contrast(
         return None
     scale = m / (m - 1)
     variance = scale * math.fsum(e * e for e in residuals.values())
+    if rare and top in (GOOD, ERRORS) and variance < floor:  # that none failed is no proof that none ever will
+        return Contrast(estimate, math.sqrt(floor), m)
     if not adjust or abs(math.fsum(c for _, c in tables)) > 1e-9 or bottom != REQUESTS:
         return Contrast(estimate, math.sqrt(variance), m)
     moved = 0.0

@@ -78,7 +78,7 @@ def _designs(found: Check, console: Console) -> bool:
         f"{found.control:.3f}, true difference {found.truth:+.4f}"
     )
     for column in ("design", "estimate", "bias", "95 % covers", f"at all {LOOKS} looks", "half width", "look-once half",
-                   "A/A false, any look", ""):  # fmt: skip
+                   "A/A false, any look", "CUPED takes", ""):  # fmt: skip
         table.add_column(column, justify="right")
     holds = True
     for name, row in found.rows.items():
@@ -88,7 +88,7 @@ def _designs(found: Check, console: Console) -> bool:
         table.add_row(
             name, f"{mean:+.4f}", f"{mean - found.truth:+.4f}", f"{row.covers(found.truth):.1%}",
             f"{row.always(found.truth):.1%}", f"{np.mean(row.halves):.4f}", f"{np.mean(row.halves_once):.4f}",
-            f"{row.false_share:.1%}", _verdict(met) if barred else "for its bias",
+            f"{row.false_share:.1%}", f"{np.mean(row.reduced):.0%}", _verdict(met) if barred else "for its bias",
         )  # fmt: skip
     console.print(table)
     return holds
@@ -127,6 +127,7 @@ def _document(agreed: list[Agreement], checked: Check, judged: list[Stops]) -> d
                 "half_width": float(np.mean(row.halves)),
                 "half_width_once": float(np.mean(row.halves_once)),
                 "false_share": row.false_share,
+                "variance_reduced": float(np.mean(row.reduced)),
             }
             for name, row in checked.rows.items()
         },

@@ -118,3 +118,12 @@ def test_counts_of_two_gateways_add_up_whatever_each_has_merged() -> None:
 def test_a_spoilt_document_is_refused(document: dict[str, object]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         Clusters.read(document)
+
+
+def test_what_never_failed_is_as_sure_as_its_number_of_requests_and_no_surer() -> None:
+    table = counted([(arm, cluster, 10, 10) for arm in (0, 1) for cluster in range(30)])
+    found = contrast(table, difference(1))
+    assert found is not None
+    assert found.estimate == 0.0
+    # (300 + 2) of (300 + 4), twice
+    assert found.se == pytest.approx((2 * (302 / 304) * (2 / 304) / 300) ** 0.5)
