@@ -2,7 +2,8 @@
 
 Each source tells its whole list each time. What is new is added once it is ready; what changed its address or weight is
 altered in place; what no source names any more drains: nothing new goes there, and it is forgotten when its last
-request has ended, or after `drain_s` (open streams go on even then). Who is who: a member is the same one as before if
+request has ended, or after `drain_s` (open streams go on even then); the last of a model goes on until who replaces it
+is there. Who is who: a member is the same one as before if
 its identity is (a pod's UID, else the id that an operator or an SRV record gave it, else host:port). One id with two
 identities is two replicas, and the newer takes the name. Where an id stays and the address does not, the process start
 that the engine reports has to confirm it (`Fleet.alter`), else its cache counts as lost.
@@ -56,6 +57,7 @@ class Membership:
     lists: dict[str, tuple[Member, ...]] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)  # replica id: the source that names it
     leaving: dict[str, float] = field(default_factory=dict)  # replica id: when it is forgotten at the latest
+    staying: set[str] = field(default_factory=set)  # of these, who serves on until another can
     _there: dict[str, Member] = field(default_factory=dict)
     _warned: frozenset[str] = frozenset()
     _timer: asyncio.TimerHandle | None = None
@@ -66,8 +68,6 @@ class Membership:
         self.lists[source] = tuple(members)
         wanted = self._merged()
         lines: list[str] = []
-        for replica_id in [r for r in self._there if r not in wanted]:
-            self._leave(replica_id, lines)
         for replica_id, (origin, member) in wanted.items():
             there = self._there.get(replica_id)
             if there is not None and (there.who != member.who or not alterable(there.table, member.table)):
@@ -82,6 +82,8 @@ class Membership:
             else:
                 self._alter(there, member, lines)
             self.origin[replica_id] = origin
+        for replica_id in [r for r in self._there if r not in wanted]:
+            self._leave(replica_id, lines)
         for line in lines:
             log.info("%s", line)
         if lines:
@@ -92,7 +94,12 @@ class Membership:
     def settle(self) -> None:
         """Forgets what has drained. Called by itself while anything drains."""
         now = self.clock()
-        done = [r for r, until in self.leaving.items() if not self.in_flight(r) or now >= until]
+        for replica_id in [r for r in self.staying if not self._needed(r)]:
+            self.staying.discard(replica_id)
+            self.fleet.drain(replica_id, True, GONE)
+        done = [
+            r for r, until in self.leaving.items() if now >= until or (r not in self.staying and not self.in_flight(r))
+        ]
         for replica_id in done:
             left = self.in_flight(replica_id)
             self._forget(replica_id)
@@ -137,6 +144,7 @@ class Membership:
         replica_id = member.table.name
         self._there[replica_id] = member
         if self.leaving.pop(replica_id, None) is not None:
+            self.staying.discard(replica_id)
             self.fleet.drain(replica_id, False, GONE)
             lines.append(f"replica {replica_id}: is back before it was gone")
         if there.ready != member.ready:
@@ -152,7 +160,11 @@ class Membership:
     def _leave(self, replica_id: str, lines: list[str]) -> None:
         if replica_id in self.leaving:
             return
-        if self.in_flight(replica_id):
+        if self._needed(replica_id):
+            self.leaving[replica_id] = self.clock() + self.drain_s
+            self.staying.add(replica_id)
+            lines.append(f"replica {replica_id}: goes on until one that comes instead is there, then is removed")
+        elif self.in_flight(replica_id):
             self.leaving[replica_id] = self.clock() + self.drain_s
             self.fleet.drain(replica_id, True, GONE)
             lines.append(f"replica {replica_id}: drains, then is removed")
@@ -160,8 +172,19 @@ class Membership:
             self._forget(replica_id)
             lines.append(f"replica {replica_id}: removed")
 
+    def _needed(self, replica_id: str) -> bool:
+        """Whether it is the last one to serve its models while another is about to come: a swap must leave no gap."""
+        fleet = self.fleet
+        if not fleet.available(replica_id):
+            return False
+        models = fleet.replicas[replica_id].base_models
+        others = [r for r in fleet.replicas.values() if r.id not in self.leaving and r.id != replica_id]
+        served = any(fleet.available(r.id) and r.base_models & models for r in others)
+        return not served and any(not r.draining and not fleet.available(r.id) for r in others)
+
     def _forget(self, replica_id: str) -> None:
         self.leaving.pop(replica_id, None)
+        self.staying.discard(replica_id)
         self.origin.pop(replica_id, None)
         del self._there[replica_id]
         self.fleet.remove(replica_id)

