@@ -130,6 +130,24 @@ def test_after_a_refusal_the_excess_of_the_last_half_minute_is_what_clients_wait
     assert price.excess_s == 0.0
 
 
+def test_the_aim_follows_what_the_worst_quartile_came_to() -> None:
+    fairness = SizeFairness(2.0)
+    for n in range(400):
+        fairness.arrived(1000 * (1 + n % 4))
+    for _ in range(20):
+        fairness.refused(3000, priced=True)
+        fairness.refused(4000, priced=True)
+    began = fairness.aim
+    fairness.steer()
+    assert fairness.aim < began  # both at twice the average: the bound itself
+    for _ in range(20):
+        fairness.refused(1000, priced=True)
+        fairness.refused(2000, priced=True)
+    lowered = fairness.aim
+    fairness.steer()
+    assert fairness.aim > lowered  # all alike now
+
+
 COSTS = st.lists(st.tuples(st.integers(1, 60_000), st.floats(0.01, 20.0)), min_size=40, max_size=200)
 
 
