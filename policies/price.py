@@ -21,10 +21,10 @@ WINDOW_S = 30.0
 LEAST_ARRIVALS = 32
 EVERY_S = 0.5
 TARGET_LATE = 0.03  # late refusals per dispatch at which the capacity is right
-STEP = 0.01
+STEP = 0.02
 HEADROOM = 0.75  # of the capacity is filled by those who pay while others do not: theirs is the shorter queue
 TOLERANCE = 1.5  # times an equal share a tenant may ask for without paying: half a minute holds few long prompts
-LOWEST, HIGHEST = 0.4, 1.3  # factor on the capacity the paces give
+LOWEST, HIGHEST = 0.4, 1.1  # factor on the capacity the paces give
 FREE = float("inf")
 
 
@@ -33,7 +33,7 @@ class Price:
 
     def __init__(self, fairness: SizeFairness) -> None:
         self.fairness = fairness
-        self.factor = 1.0
+        self.factor = 0.85
         self.thresholds = [FREE] * 4
         self.exempt: frozenset[str | None] = frozenset()  # tenants within their fair share
         self.excess_s = 0.0  # that the fleet would need for what was too much in the window

@@ -41,7 +41,7 @@ def test_under_overload_the_costly_are_refused_and_the_rest_fits() -> None:
     price = Price(SizeFairness(float("inf")))
     rows = offer(price, 120, 10, capacity=4.0)[300:]  # 5.75 s of work a second for 4
     served = sum(cost for _, cost, refused in rows if not refused) / 90
-    assert 3.5 < served < 4.3
+    assert 3.0 < served < 3.7  # 0.85 of it, until late refusals or their absence say otherwise
     assert refused_share(rows, 0, 10_000) == 0.0
     assert refused_share(rows, 10_000, 20_000) > 0.3
 
@@ -59,10 +59,10 @@ def test_late_refusals_lower_the_capacity_and_dispatches_raise_it_again() -> Non
     for _ in range(10):
         price.refused_late()
     low = price.factor
-    assert 0.89 < low < 0.92
+    assert 0.69 < low < 0.70  # 0.85 x 0.98^10
     for _ in range(1000):
         price.dispatched()
-    assert price.factor > 1.15
+    assert price.factor == 1.1
 
 
 def test_after_the_burst_the_price_is_gone() -> None:
@@ -125,7 +125,7 @@ def test_after_a_refusal_the_excess_of_the_last_half_minute_is_what_clients_wait
     price = Price(SizeFairness(2.0))
     offer(price, 30, 10, capacity=4.0)  # 5.75 s of work a second for 4
     price.set(4.0, 30.0)
-    assert 8.0 < price.excess_s < 18.0  # 30 s x 1.75 / 4, and the luck of the draw
+    assert 15.0 < price.excess_s < 23.0  # 30 s x (5.75 - 3.4) / 3.4, and the luck of the draw
     price.set(4.0, 61.0)
     assert price.excess_s == 0.0
 
