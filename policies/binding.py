@@ -25,7 +25,7 @@ from policies.tracked import Tracked
 from policies.working_set import WorkingSet
 
 LOOK_AGAIN_S = 0.25  # a parked request is decided again at least this often while somebody has room
-FILL_STARTS, FILL_STOPS = 0.7, 0.5  # least TPOT slack, as a share of the objective, beside work that only fills
+FILL_STARTS, FILL_STOPS = 0.45, 0.3  # least TPOT slack, as a share of the objective, beside work that only fills
 LOOKS = 8  # decisions at most for one place: bounds the cost of a wake
 TAKEN_BACK = 2  # times at most for one request: its prefill is lost each time
 FLOOD_BACKLOG = 0.2  # share of the backlog beside which a tenant above its fair share may add its work
@@ -286,16 +286,13 @@ class LateBinding:
         return self.settings.backlog_s * replica.ramp(now)
 
     def _spare(self, replica: Replica, tracked: Tracked, now: float) -> bool:
-        """Room for work that only fills: nobody else waits, or its lane is below its floor."""
+        """Room for work that only fills: nobody else waits for it, or its lane is below its floor."""
         if now < tracked.not_before:
             return False
         lane = self.queue.lane(tracked.request.model, tracked.service_class)
         if self.queue.starves(lane, now):
             return True
-        others = self.queue.count - sum(
-            n for name, n in self.queue.held_by_class().items() if name == tracked.service_class.name
-        )
-        if others > 0:
+        if replica.awaited:
             return False
         ledger = replica.ledger
         if ledger.prefilling and ledger.backlog_s(now) > 0.5 * self.settings.backlog_s:
@@ -343,12 +340,14 @@ class LateBinding:
             replica = self.dispatcher.fleet.replicas[choice.replica_id]
             tracked.preferred, tracked.parked_s = replica, replica.service_s
             replica.parked_s += tracked.parked_s
+            replica.awaited += not tracked.service_class.fill_only
             tracked.service_s = tracked.parked_s
 
     def _unpark(self, tracked: Tracked) -> None:
         replica = tracked.preferred
         if replica is not None:
             replica.parked_s = max(0.0, replica.parked_s - tracked.parked_s)
+            replica.awaited -= not tracked.service_class.fill_only
             tracked.preferred, tracked.parked_s = None, 0.0
         tracked.looked_at = -NEVER
 

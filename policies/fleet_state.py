@@ -21,7 +21,7 @@ class Replica:
     """State of one replica. `open` is what may be dispatched to, panic mode applied."""
 
     __slots__ = (
-        "adapters_served", "added_at", "closed_until", "decode", "draining", "ejected", "engine_ttft_s", "fill", "id",
+        "adapters_served", "added_at", "awaited", "closed_until", "decode", "draining", "ejected", "engine_ttft_s", "fill", "id",
         "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "scraped", "service_s", "slot",
         "slow_start_s", "statistical", "ttft_s", "view",
     )  # fmt: skip
@@ -44,6 +44,7 @@ class Replica:
         self.scraped: Scraped | None = None
         self.peers: PeerLoad | None = None
         self.parked_s = 0.0  # prefill seconds of held requests that would go here
+        self.awaited = 0  # how many of these do not only fill
         self.fill: dict[str, Tracked] = {}  # requests that only fill, sent here and not answered yet
         # of the request looked at last, in predicted seconds:
         self.service_s = 0.0  # its prefill alone

@@ -196,6 +196,18 @@ def test_batch_waits_while_anyone_else_does() -> None:
     assert said(b.first_token("r2", 2.0)) == ["send night"]
 
 
+def test_batch_fills_a_replica_that_nobody_waits_for() -> None:
+    b = balancer("a", "b")
+    for name in ("a", "b"):
+        b.submit(chat(f"on {name}", pinned=name), 0.0)
+    assert said(b.submit(chat("waits for a", pinned="a"), 0.0)) == ["hold waits for a"]
+    assert said(b.submit(batch("night"), 0.0)) == ["hold night"]
+    assert [r.awaited for r in b.fleet.replicas.values()] == [1, 0]
+    assert said(b.first_token("on b", 0.5)) == ["send night"]
+    assert said(b.first_token("on a", 1.0)) == ["send waits for a"]
+    assert [r.awaited for r in b.fleet.replicas.values()] == [0, 0]
+
+
 def test_batch_that_starves_gets_its_floor() -> None:
     b = balancer("a")
     b.submit(chat("r1"), 0.0)
