@@ -109,6 +109,8 @@ class Shell:
             assert self.balancer.backlog_tokens(name, self.now) >= 0.0
             assert 0 <= replica.ledger.live_decodes <= there
             assert replica.parked_s >= 0.0
+            waiting = [t for t in self.balancer.binding.queue.everything() if t.preferred is replica]
+            assert replica.awaited == sum(not t.service_class.fill_only for t in waiting)
             if there == 0:
                 assert self.balancer.backlog_tokens(name, self.now) == 0.0
                 assert not self.balancer.prefilling(name)
