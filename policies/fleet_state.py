@@ -21,8 +21,8 @@ class Replica:
     """State of one replica. `open` is what may be dispatched to, panic mode applied."""
 
     __slots__ = (
-        "adapters_served", "added_at", "awaited", "closed_until", "decode", "draining", "ejected", "engine_ttft_s", "fill",
-        "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "scraped", "service_s", "slot",
+        "adapters_served", "added_at", "awaited", "closed_until", "decode", "draining", "ejected", "engine_ttft_s",
+        "fill", "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "scraped", "service_s", "slot",
         "slow_start_s", "statistical", "ttft_s", "view",
     )  # fmt: skip
 
