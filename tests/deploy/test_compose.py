@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -62,6 +63,8 @@ def test_the_gateways_configuration_is_valid_and_finds_the_replicas() -> None:
     arguments = SERVICES["replica"]["command"]
     port = arguments[arguments.index("--port") + 1]
     assert config.discovery.dns.names == [f"http://replica:{port}"]
+    redis = urlsplit(config.redis.url or "")
+    assert (redis.hostname in SERVICES, redis.port) == (True, 6379)
     for name in GATEWAYS:
         service = SERVICES[name]
         assert service["command"][:3] == ["serve", "--config", "/etc/forebay/gateway.toml"]
