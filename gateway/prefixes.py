@@ -1,10 +1,10 @@
 """The shell around prompt families: which requests are looked into, when, and where their tokens are counted.
 
 Every admitted request with a chain costs a few dictionary lookups here. The few that are worth a look are queued with
-their canonical parts (`MOST_WAITING`, each of at most 1 MB) and judged from a timer, one at a time: after one that
-took t seconds of CPU the next waits t / cpu_share, so looking costs at most that share of a core and never delays the
-event that brought the request. What finds no room is counted on the next sample of its kind. No text outlives the
-look, unless `samples` is on. Tokens are counted when a request ends well.
+their canonical parts (at most 256, together about 8 MB) and judged from a timer, one at a time. After one that took t
+seconds of CPU the next waits t / cpu_share (after quiet times t / 0.15, for 3 s of CPU in all), so looking costs at
+most that share of a core in the long run and never delays the event that brought the request. What finds no room is
+counted on the next sample of its kind. No text outlives the look, unless `samples` is on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from policies.prefix_report import report
 if TYPE_CHECKING:
     from gateway.openai import Call
 
-MOST_WAITING = 16
+MOST_WAITING = 256
+MOST_WAITING_BYTES = 8 << 20
+BURST_CPU_S, BURST_SHARE = 3.0, 0.15  # after quiet times, and at the start: so much CPU may be spent so fast
 MOST_BODY_BYTES = 1 << 20
 LEAST_WAIT_S = 0.02
 AROUND = 40  # bytes on either side of a split, where samples are on
@@ -78,6 +80,9 @@ class Prefixes(Collector):
         self.passed_over = 0
         self._seed = secrets.randbits(63)
         self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._credit_s = BURST_CPU_S  # CPU time that may be spent faster than `cpu_share`
+        self._credited_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._next_at = 0.0  # when the budget allows another look
         self._since = time.monotonic()
@@ -99,7 +104,8 @@ class Prefixes(Collector):
         """Whether `look` should follow."""
         if not arrival.wanted:
             return False
-        if len(self._waiting) >= MOST_WAITING or body_bytes > MOST_BODY_BYTES:
+        full = len(self._waiting) >= MOST_WAITING or self._waiting_bytes > MOST_WAITING_BYTES
+        if full or body_bytes > MOST_BODY_BYTES:
             self.passed_over += 1
             return False
         return True
@@ -110,6 +116,7 @@ class Prefixes(Collector):
         """Queues its canonical parts; `document` is the body they were made of."""
         looked = Looked(arrival.stratum.take())
         self._waiting.append(_Waiting(api, document, parts, request, arrival, looked))
+        self._waiting_bytes += request.prompt_bytes
         self._arm()
         return looked
 
@@ -157,10 +164,12 @@ class Prefixes(Collector):
             self._timer.cancel()
             self._timer = None
         self._waiting.clear()
+        self._waiting_bytes = 0
 
     def _look(self) -> None:
         self._timer = None
         waiting = self._waiting.popleft()
+        self._waiting_bytes -= waiting.request.prompt_bytes
         begun = time.thread_time()
         try:
             self._judge(waiting)
@@ -168,7 +177,10 @@ class Prefixes(Collector):
             log.exception("a prompt of request %s could not be judged", waiting.request.id)
         took = time.thread_time() - begun
         self.cpu_s += took
-        self._next_at = time.monotonic() + took / self.settings.cpu_share
+        now, share = time.monotonic(), self.settings.cpu_share
+        self._credit_s = min(BURST_CPU_S, self._credit_s + share * (now - self._credited_at)) - took
+        self._credited_at = now
+        self._next_at = now + took / (max(share, BURST_SHARE) if self._credit_s > 0 else share)
         self._arm()
 
     def _judge(self, waiting: _Waiting) -> None:

@@ -50,14 +50,14 @@ class Family:
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)  # phrase before a gap: words that stood there
     tokens_per_byte: float = 0.25
 
-    @property
-    def needed(self) -> int:
-        """In how many samples a phrase must be to be common."""
-        return max(1, round(CORE_SHARE * min(self.samples, LEARNING)))
+    common: set[int] = field(default_factory=set)  # the phrases of the core that are in enough samples
+    common_bytes: int = 0
 
-    def core_bytes(self) -> int:
-        least = self.needed
-        return sum(size for hits, size in self.core.values() if hits >= least)
+    def settle(self) -> None:
+        """What is common after one more sample."""
+        least = max(1, round(CORE_SHARE * min(self.samples, LEARNING)))
+        self.common = {value for value, (hits, _) in self.core.items() if hits >= least}
+        self.common_bytes = sum([self.core[value][1] for value in self.common])
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Families:
         tokens = 0
         if prompt_bytes:
             tokens = min(max(0, prompt_tokens - 1), round(known * CHUNK_BYTES * prompt_tokens / prompt_bytes))
-        stratum = self.strata.of(chain)
+        stratum = self.strata.of(chain, depth)
         return Arrival(depth * CHUNK_BYTES, tokens, stratum, self.strata.wanted(stratum, depth))
 
     def answered(self, chain: Sequence[int], total_bytes: int) -> None:
@@ -158,20 +158,20 @@ class Families:
     # -- families ----------------------------------------------------------------------------------------------------
 
     def _joined(self, new: Phrases) -> Family | None:
-        votes: Counter[str] = Counter()
+        votes: dict[str, int] = {}
+        of_phrase, families = self._of_phrase, self.families
         for value, size in dict(zip(new.hashes, new.sizes, strict=True)).items():
-            for family in self._of_phrase.get(value, ()):
-                if family.core[value][0] >= family.needed:
-                    votes[family.id] += size
+            for family in of_phrase.get(value, ()):
+                if value in family.common:
+                    votes[family.id] = votes.get(family.id, 0) + size
         best: tuple[float, Family] | None = None
         for name, size in votes.items():
-            family = self.families[name]
-            common = family.core_bytes()
-            share = size / common if common else 0.0
-            if size >= JOIN_BYTES and share >= (JOIN_FIRST if family.samples == 1 else JOIN):
-                score = share * size
-                if best is None or score > best[0]:
-                    best = (score, family)
+            family = families[name]
+            if size < JOIN_BYTES or not family.common_bytes:
+                continue
+            share = size / family.common_bytes
+            if share >= (JOIN_FIRST if family.samples == 1 else JOIN) and (best is None or share * size > best[0]):
+                best = (share * size, family)
         return None if best is None else best[1]
 
     def _founded(self, sample: Sample, now: float) -> Family:
@@ -194,9 +194,9 @@ class Families:
             known = family.core.get(value)
             if known is not None:
                 known[0] += 1
+        family.settle()
         if family.samples == LEARNING:
-            least = family.needed
-            for value in [value for value, (hits, _) in family.core.items() if hits < least]:
+            for value in family.core.keys() - family.common:
                 self._drop(family, value)
 
     def _bound(self) -> None:

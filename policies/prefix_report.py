@@ -53,7 +53,7 @@ def family(family: Family, now: float) -> dict[str, Any]:
         "samples": family.samples,
         "requests_per_hour": round(per_hour["requests"], 1),
         "prompt_tokens_per_hour": round(prompt),
-        "common_tokens": round(family.core_bytes() * family.tokens_per_byte),
+        "common_tokens": round(family.common_bytes * family.tokens_per_byte),
         "reuse": _share(per_hour["cached"], measured),
         "predicted_reuse": _share(per_hour["predicted"], prompt),
         "ceiling": _share(per_hour["cacheable"], prompt),

@@ -1,11 +1,11 @@
 """Which requests belong together, told from their prefix chains alone, and which of them are worth a closer look.
 
-A chain is followed at depths 1, 2, 4, ... as long as what it shares is frequent: at least 1 in 256 of recent requests.
-The deepest such node is the request's stratum; what shares nothing frequent is in one of its own. Counts are those of
-Misra and Gries (1982) with all counters halved when there are too many, so memory is bounded and no frequent node is
-missed. Of a stratum the first few requests are looked at, then those whose known part is short of its usual or, where a
-leak was found, all, else one in 16. Each stands for all of its stratum since the one before: sums over samples then
-estimate sums over requests.
+The part of a chain that was seen before is followed at depths 1, 2, 4, ... as long as it is frequent: at least 1 in 256
+of recent requests. The deepest such node is the request's stratum; what shares nothing frequent is in one of its own.
+Counts are those of Misra and Gries (1982) with all counters halved when there are too many, so memory is bounded and no
+frequent node is missed; what came once has no node. Of a stratum the first few requests are looked at, then those
+whose known part is short of its usual or, where a leak was found, all, else one in 16. Each stands for all of its
+stratum since the one before: sums over samples then estimate sums over requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEMORY = 0.1
 
 @dataclass(slots=True)
 class Stratum:
-    count: float = 1.0
+    count: float = 2.0  # a node is made when its chunk comes again
     pending: int = 0  # requests since the last sample
     samples: int = 0
     usual_chunks: float = 0.0  # known chunks, running mean
@@ -50,20 +50,22 @@ class Strata:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def of(self, chain: Sequence[int]) -> Stratum:
-        """Counts the chain and answers where it belongs."""
-        nodes, found, depth, size = self._nodes, self.rare, 1, len(chain)
+    def of(self, chain: Sequence[int], known_chunks: int) -> Stratum:
+        """Counts the part of the chain that was seen before, and answers where the request belongs."""
+        nodes, found, depth = self._nodes, self.rare, 1
         self._total += 1.0
         frequent = max(LEAST, FREQUENT * self._total)
-        while depth <= size:
+        while depth <= known_chunks:
             node = nodes.get(chain[depth - 1])
             if node is None:
                 nodes[chain[depth - 1]] = Stratum()
-                break
-            node.count += 1.0
-            if node.count < frequent:
-                break
-            found, depth = node, depth * 2
+            else:
+                node.count += 1.0
+                if node.count >= frequent:
+                    if not node.samples and found.samples and found is not self.rare:
+                        node.samples = min(found.samples, FIRST - 2)  # looked at already, as part of the one above
+                    found = node
+            depth *= 2
         if len(nodes) > MOST_NODES:
             self._halve()
         return found
