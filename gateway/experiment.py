@@ -109,6 +109,9 @@ class Experiments(Collector):
         self.check(table, config)
         if self.running is not None:
             raise ConfigError([f'experiment "{self.running.plan.name}" is running; stop it first'])
+        small = self._too_small(table)
+        if small:
+            raise ConfigError(small)
         trial = self.trial = Trial(table, table.plan(self.wall()))
         self._run(trial, config)
         self._save()
@@ -166,13 +169,21 @@ class Experiments(Collector):
         """Why this change of configuration cannot be made now."""
         trial = self.running
         if trial is None:
-            return []
+            starts = after.experiment is not None and after.experiment != before.experiment
+            return self._too_small(after.experiment) if starts and after.experiment is not None else []
         ends = trial.table == before.experiment and after.experiment != before.experiment
         if not ends and (after.policy != before.policy or after.arm().settings != before.arm().settings):
             return [f'experiment "{trial.plan.name}" is running: stop it before policy, admission or pacing change']
         if not ends and after.experiment not in (None, before.experiment):
             return [f'experiment "{trial.plan.name}" is running; stop it first']
         return []
+
+    def _too_small(self, table: Experiment) -> list[str]:
+        replicas = len(self.scheduler.balancer.fleet.replicas)
+        if table.design != "partition" or not 0 < replicas < 2 * len(table.arms):  # 0: the process only begins
+            return []
+        wanted = f"a partition needs two replicas an arm, so {2 * len(table.arms)}; there are {replicas}"
+        return [f"experiment.design: {wanted}"]
 
     def results(self) -> dict[str, Any]:
         """The last experiment, running or ended; {"state": "none"} where there never was one."""

@@ -76,6 +76,7 @@ def results(trial: Trial, now_unix: float) -> dict[str, Any]:
                 "state": _state(trial, arm),
                 "stopped_why": trial.why_stopped.get(name, ""),
                 "goodput_rps": None if told[arm]["attainment"] is None else round(rate * told[arm]["attainment"], 4),
+                "goodput_interval": [round(rate * x, 4) for x in told[arm]["attainment_interval"] or ()] or None,
                 **told[arm],
             }
             for arm, name in enumerate(plan.arms)

@@ -30,7 +30,7 @@ def show(console: Console, told: Mapping[str, Any]) -> None:
             "" if mine is None else f"{mine[0]:.1%} to {mine[1]:.1%}",
             "control" if arm["control"] else _difference(other),
             _bounds(other),
-            "" if arm["goodput_rps"] is None else f"{arm['goodput_rps']:.2f}/s",
+            _goodput(arm["goodput_rps"], arm["goodput_interval"]),
             arm["state"] + (f": {arm['stopped_why']}" if arm["stopped_why"] else ""),
         )
     console.print(table)
@@ -75,6 +75,12 @@ def show_power(console: Console, traffic: Traffic, difference: float, rows: Sequ
         blocks = "" if need.blocks is None else f"{need.blocks:.0f}"
         table.add_row(name, _hours(need.hours), f"{need.requests:,.0f}", blocks)
     console.print(table)
+
+
+def _goodput(rps: float | None, bounds: Sequence[float] | None) -> str:
+    if rps is None:
+        return ""
+    return f"{rps:.2f}/s" + ("" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})")
 
 
 def _hours(hours: float) -> str:

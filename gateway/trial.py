@@ -69,7 +69,7 @@ class Trial:
         key = self._key(request)
         self.assigned += 1
         if key is None:
-            self.keyless += 1
+            self.keyless += self.table.key != "request"
             key = f"{request.id}@{unix}"
         found = self._assigner.assign(key, unix)
         request.arm, request.group = self.plan.arms[found.arm], found.group

@@ -124,6 +124,17 @@ async def test_stopping_gives_all_traffic_back_to_the_policy_of_the_configuratio
         assert (again.status_code, again.json()) == (400, {"errors": ["no experiment is running"]})
 
 
+async def test_a_partition_needs_two_replicas_an_arm(sim: Fleet) -> None:
+    async with running(*sim.urls) as g:
+        refused = await g.http.post("/admin/experiment", json={**TABLE, "design": "partition"})
+        line = "experiment.design: a partition needs two replicas an arm, so 4; there are 2"
+        assert (refused.status_code, refused.json()) == (400, {"errors": [line]})
+        patch = {"experiment": {**TABLE, "design": "partition"}, "policy": {"name": "least_request"}}
+        assert (await g.http.patch("/admin/config", json=patch)).json() == {"errors": [line]}
+        assert g.gateway.balancer.policy.name == "round_robin"  # refused whole
+        assert (await results(g))["state"] == "none"
+
+
 async def test_new_weights_begin_a_new_count_and_keep_the_old_one(sim: Fleet) -> None:
     async with running(*sim.urls, experiment=TABLE) as g:
         await ask(g)

@@ -60,6 +60,10 @@ def test_a_bad_arm_is_stopped_within_a_minute_and_its_traffic_returns() -> None:
     told = results(t, START + 100.0)
     assert [arm["state"] for arm in told["arms"]] == ["ended", "stopped"]
     assert told["arms"][1]["difference"]["estimate"] < -0.15
+    low, high = told["arms"][0]["attainment_interval"]
+    assert told["arms"][0]["goodput_interval"] == pytest.approx(
+        [told["offered_rps"] * low, told["offered_rps"] * high], rel=1e-3
+    )
     request = Request("later", session="s1")
     t.assign(request, START + 200.0)
     assert request.arm == "control"
@@ -134,6 +138,19 @@ def test_an_a_a_run_and_keyless_requests_are_said() -> None:
     notes = results(t, START + 10.0)["notes"]
     assert "A/A: the arms are the same, so every difference here is noise" in notes
     assert "75% of requests have no session: they are assigned one by one" in notes
+
+
+def test_an_experiment_by_request_or_tenant_assigns_by_that() -> None:
+    by_request, by_tenant = trial(key="request"), trial(key="tenant")
+    arms: dict[str, set[str | None]] = {"request": set(), "tenant": set()}
+    for i in range(40):
+        for name, t in (("request", by_request), ("tenant", by_tenant)):
+            request = Request(f"r{i}", session="s", tenant="acme")
+            t.assign(request, START + i)
+            arms[name].add(request.arm)
+    assert arms["request"] == {"control", "new"}
+    assert len(arms["tenant"]) == 1
+    assert results(by_request, START + 60.0)["notes"] == results(by_tenant, START + 60.0)["notes"]
 
 
 def test_a_trial_is_read_back_as_it_was_written() -> None:
