@@ -2,13 +2,14 @@
 
 One 64-bit id per 256 bytes, at four bytes a token; ids of blocks are chained already, so a chunk's id is its block's id
 and the place inside. Hashing text would cost a hundred times more and say the same. Also a stand-in for the text, for
-the baselines that read it, and the sparse index gateways can share (boundaries at powers of two, three minutes).
+the baselines that read it, and the sparse index gateways can share (at its boundaries, for three minutes).
 """
 
 from __future__ import annotations
 
 from loadtests.schedule import Row
 from loadtests.seeds import mix, name_id
+from policies.prefix import boundaries
 
 CHUNK_BYTES = 256
 CHAIN_BYTES = 128 * 1024  # hashed before dispatch, at most
@@ -59,7 +60,7 @@ class Chains:
     def share(self, row: Row, replica_id: str, now: float) -> None:
         """Tell the other gateways that this prompt went there."""
         chain = self.of(row)
-        for depth in _depths(len(chain)):
+        for depth in boundaries(len(chain)):
             holders = self._shared.setdefault(chain[depth - 1], {})
             holders[replica_id] = now
             if len(holders) > SHARED_HOLDERS:
@@ -69,17 +70,8 @@ class Chains:
         """Replica -> chunks that somebody sent there in the last three minutes."""
         chain = self.of(row)
         found: dict[str, int] = {}
-        for depth in _depths(len(chain)):
+        for depth in boundaries(len(chain)):
             for replica_id, at in self._shared.get(chain[depth - 1], {}).items():
                 if now - at <= SHARED_S:
                     found[replica_id] = depth
         return found
-
-
-def _depths(length: int) -> list[int]:
-    """1, 2, 4, ... and the whole length."""
-    out, depth = [], 1
-    while depth < length:
-        out.append(depth)
-        depth *= 2
-    return [*out, length] if length else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from loadtests.chains import Chains
 from loadtests.schedule import Row, Schedule
@@ -87,11 +86,9 @@ class RequestMaker:
 
 def peer_load(cores: Sequence[Balancer], replica: SimReplica, gateway: int, now: float) -> PeerLoad:
     """What all other gateways have on a replica, as their registers would add up."""
-    others: list[Any] = [f for f in replica.open.values() if f.gateway != gateway]
-    return PeerLoad(
-        replica.id,
-        len(others),
-        sum(core.backlog_tokens(replica.id, now) for g, core in enumerate(cores) if g != gateway),
-        sum(f.row.prompt_tokens for f in others),
-        now,
-    )
+    total = PeerLoad(replica.id, at=now)
+    for g, core in enumerate(cores):
+        row = core.loads(now).get(replica.id) if g != gateway else None
+        if row is not None:
+            total = total.plus(PeerLoad(replica.id, row[0], row[1], row[2], now, *row[3:]))
+    return total

@@ -350,7 +350,9 @@ class Simulation:
             self.decide(g, core.fleet_event(scraped, now), now)
 
     def _peers(self, _: Any, now: float) -> None:
+        demands = [core.demand(now) for core in self.cores]
         for g, core in enumerate(self.cores):
+            core.shared_with(sum(demands) - demands[g], now)
             for replica in self.replicas.values():
                 self.decide(g, core.fleet_event(peer_load(self.cores, replica, g, now), now), now)
         self.push(now + PEER_S, PEERS, None)

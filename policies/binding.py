@@ -43,6 +43,7 @@ class LateBinding:
         self.queue = HeldQueue()
         self.fairness = SizeFairness(settings.size_fairness)
         self.price = Price(self.fairness)
+        self.part = 1.0  # of the fleet that is ours to fill, beside other gateways
         self.sticky = StickyRefusals()
         self.working_set = WorkingSet(settings.working_set_share)
         self.shed_by_reason: dict[str, int] = {}
@@ -82,7 +83,7 @@ class LateBinding:
                 self.price.set(self._capacity(pool), now)
             if self.price.too_dear(request.prompt_tokens, cost, request.tenant, now):
                 return [*before, self.refuse(tracked, "infeasible", now, Why.PRICED)]
-        if first and self.settings.working_set and self.working_set.known(request) is None:
+        if first and self.settings.working_set and not self.working_set.alive(request):
             tracked.newcomer = request.prompt_tokens > self._newcomers_room(pool, now)
         if not tracked.newcomer:
             decisions, sent = self._send_if_room(tracked, pool, choice, now)
@@ -184,11 +185,11 @@ class LateBinding:
         soonest = self._expiry[0][0] if self._expiry else NEVER
         for replica in self.dispatcher.fleet.replicas.values():
             ready = now
-            if self.settings.pacing and replica.ledger.live_decodes:
+            if self.settings.pacing and replica.streams(now):
                 ready += replica.pace.wait(now)
             ready = max(ready, replica.closed_until)
             if self.settings.admission:
-                ready = max(ready, now + replica.ledger.backlog_s(now) - self._backlog_s(replica, now))
+                ready = max(ready, now + replica.ahead_s(now) - self._backlog_s(replica, now))
             if ready > now:
                 soonest = min(soonest, ready)
         return max(soonest, now + 0.001)
@@ -212,10 +213,10 @@ class LateBinding:
         return decisions
 
     def _capacity(self, pool: Pool) -> float:
-        """Prefill seconds per second that a pool is believed to serve."""
+        """Prefill seconds per second that a pool is believed to serve for this gateway."""
         if not self.settings.pacing:
-            return float(len(pool.open))
-        return sum([r.pace.rate if r.ledger.live_decodes else 1.0 for r in pool.open])
+            return self.part * len(pool.open)
+        return self.part * sum([r.pace.rate if r.ledger.live_decodes else 1.0 for r in pool.open])
 
     # -- one request -------------------------------------------------------------------------------------------
 
@@ -275,12 +276,10 @@ class LateBinding:
         """Room for anything at all; the KV of one request is checked apart."""
         if replica.down or now < replica.closed_until:
             return False
-        ledger = replica.ledger
-        if self.settings.pacing and ledger.live_decodes and replica.pace.wait(now) > 0.0:
+        if self.settings.pacing and replica.streams(now) and replica.pace.wait(now) > 0.0:
             return False
-        if not self.settings.admission or not ledger.prefilling:
-            return True
-        return ledger.backlog_s(now) <= self._backlog_s(replica, now)
+        idle = replica.peers is None and not replica.ledger.prefilling
+        return idle or not self.settings.admission or replica.ahead_s(now) <= self._backlog_s(replica, now)
 
     def _backlog_s(self, replica: Replica, now: float) -> float:
         return self.settings.backlog_s * replica.ramp(now)

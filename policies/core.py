@@ -42,6 +42,7 @@ from policies.policy import RoutingPolicy
 from policies.settings import Settings, chosen
 from policies.tracked import Tracked
 
+LEAST_PART = 0.05  # of the fleet that a gateway counts on, however little it is asked for
 BACKPRESSURE_S = 0.25  # a replica that refused for load gets nothing for this long
 
 
@@ -168,7 +169,8 @@ class Balancer:
         decode = replica.decode
         decode.add(pulse.idle_gaps, pulse.idle_gap_sum_s, busy=False)
         decode.add(pulse.busy_gaps, pulse.busy_gap_sum_s, busy=True)
-        replica.pace.pulse(pulse, decode, self.settings, now)
+        replica.pulsed = pulse
+        replica.pace.pulse(replica.everyones(pulse, now), decode, self.settings, now)
         replica.view.predicted_tpot_s = decode.mean(replica.pace.rate) or self.settings.prior_decode_step_s
         back = self.binding.make_way(replica, now)
         return back + self._moved(now)
@@ -200,6 +202,9 @@ class Balancer:
                 self._scraped(replica, event)
             case PeerLoad():
                 replica.peers = event
+                replica.changed(now)
+                if not replica.pulsed.live and event.live:  # nobody else pulses here
+                    replica.pace.pulse(replica.everyones(Pulse(), now), replica.decode, self.settings, now)
         if not isinstance(event, Scraped | PeerLoad):
             self.fleet.refresh()
             if replica.down or replica.ejected:
@@ -253,10 +258,24 @@ class Balancer:
 
     # -- for other gateways of the same fleet --------------------------------------------------------------------
 
-    def loads(self, now: float) -> dict[str, tuple[int, float, float]]:
-        """Requests in flight, prefill backlog and KV tokens of each replica that has any of ours."""
-        rows = ((r.id, r.ledger) for r in self.fleet.replicas.values())
-        return {id: (x.in_flight, round(x.backlog(now), 1), round(x.kv_tokens, 1)) for id, x in rows if x.in_flight}
+    def loads(self, now: float) -> dict[str, tuple[int, float, float, int, int, float | None]]:
+        """What a `PeerLoad` says, but for the time, of each replica that has anything of ours."""
+        out = {}
+        for r in self.fleet.replicas.values():
+            ledger, pulse = r.ledger, r.pulsed
+            if ledger.in_flight:
+                streams = (pulse.live, pulse.near, pulse.least_slack_s)
+                out[r.id] = (ledger.in_flight, round(ledger.backlog(now), 1), round(ledger.kv_tokens, 1), *streams)
+        return out
+
+    def demand(self, now: float) -> float:
+        """Prefill seconds per second that was asked for lately."""
+        return self.binding.price.demand(now)
+
+    def shared_with(self, demand_elsewhere: float, now: float) -> None:
+        """What other gateways are asked for, as `demand`: this one counts on its part of the fleet only."""
+        own = self.demand(now)
+        self.binding.part = max(LEAST_PART, own / (own + demand_elsewhere)) if demand_elsewhere > 0.0 else 1.0
 
     def served(self) -> dict[tuple[str, str], float]:
         """GPU seconds served since the start, by model and class."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from policies.kv import KVHeadroom
 from policies.ledger import WorkLedger
-from policies.model import Added, FleetView, PeerLoad, ReplicaView, Request, Scraped
+from policies.model import Added, FleetView, PeerLoad, Pulse, ReplicaView, Request, Scraped
 from policies.pacing import Pace
 from policies.predictor import DecodeFit, PrefillFit
 from policies.settings import Settings
 from policies.tracked import Tracked
 
+PEERS_STALE_S = 2.0  # what another gateway said this long ago counts no more
 EARLY = 16  # samples of the fleet up to which every replica settles after each
 
 
@@ -22,7 +23,8 @@ class Replica:
 
     __slots__ = (
         "adapters_served", "added_at", "awaited", "closed_until", "decode", "draining", "ejected", "engine_ttft_s",
-        "fill", "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "scraped", "service_s", "slot",
+        "fill", "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "pulsed", "scraped",
+        "service_s", "slot",
         "slow_start_s", "statistical", "ttft_s", "view",
     )  # fmt: skip
 
@@ -43,6 +45,7 @@ class Replica:
         self.added_at, self.slow_start_s = now, event.slow_start_s
         self.scraped: Scraped | None = None
         self.peers: PeerLoad | None = None
+        self.pulsed = Pulse()  # what our own streams did last
         self.parked_s = 0.0  # prefill seconds of held requests that would go here
         self.awaited = 0  # how many of these do not only fill
         self.fill: dict[str, Tracked] = {}  # requests that only fill, sent here and not answered yet
@@ -86,6 +89,8 @@ class Replica:
         """Its ledger or its scrape changed: brings the parts of the view up to date that no request changes."""
         view, ledger = self.view, self.ledger
         view.in_flight, view.live_decodes, view.kv_tokens = ledger.in_flight, ledger.live_decodes, ledger.kv_tokens
+        if (peers := self.heard_of(now)) is not None:
+            view.in_flight += peers.in_flight
         view.kv_capacity_tokens = self.kv.capacity
         view.kv_free_tokens = self.kv.free(ledger.kv_tokens, now)
 
@@ -109,9 +114,33 @@ class Replica:
         }
 
     def peers_tokens(self, now: float) -> float:
-        """Prefill tokens that other gateways have here, while that is fresh."""
-        peers = self.peers
-        return peers.prefill_backlog_tokens if peers is not None and now - peers.at < 2.0 else 0.0
+        """Prefill tokens that other gateways have here, less what has drained since they said so."""
+        peers = self.heard_of(now)
+        if peers is None:
+            return 0.0
+        return max(0.0, peers.prefill_backlog_tokens - self.prefill.rate * (now - peers.at))
+
+    def heard_of(self, now: float) -> PeerLoad | None:
+        """What other gateways have here, while that is fresh."""
+        return self.peers if self.peers is not None and now - self.peers.at < PEERS_STALE_S else None
+
+    def streams(self, now: float) -> bool:
+        """Whether anybody's streams are live here."""
+        return self.ledger.live_decodes > 0 or ((peers := self.heard_of(now)) is not None and peers.live > 0)
+
+    def everyones(self, own: Pulse, now: float) -> Pulse:
+        """Our pulse with the streams of other gateways in it: a replica is paced for all of them. Gaps stay our own."""
+        peers = self.heard_of(now)
+        if peers is None or not peers.live:
+            return own
+        slacks = [s for s in (own.least_slack_s, peers.least_slack_s) if s is not None]
+        gaps = (own.idle_gaps, own.idle_gap_sum_s, own.busy_gaps, own.busy_gap_sum_s)
+        return Pulse(own.live + peers.live, own.near + peers.near, min(slacks, default=None), *gaps)
+
+    def ahead_s(self, now: float) -> float:
+        """Prefill seconds that wait in its engine, of ours and of other gateways."""
+        own = self.ledger.backlog_s(now)
+        return own if self.peers is None else own + self.peers_tokens(now) / self.prefill.rate
 
 
 class Pool:

@@ -341,6 +341,23 @@ class PeerLoad:
     prefill_backlog_tokens: float = 0.0
     kv_tokens: float = 0.0
     at: float = 0.0
+    live: int = 0  # as in `Pulse`, of their streams
+    near: int = 0
+    least_slack_s: float | None = None
+
+    def plus(self, other: PeerLoad) -> PeerLoad:
+        """What two of them have there."""
+        slacks = [s for s in (self.least_slack_s, other.least_slack_s) if s is not None]
+        return PeerLoad(
+            self.replica_id,
+            self.in_flight + other.in_flight,
+            self.prefill_backlog_tokens + other.prefill_backlog_tokens,
+            self.kv_tokens + other.kv_tokens,
+            min(self.at, other.at),
+            self.live + other.live,
+            self.near + other.near,
+            min(slacks, default=None),
+        )
 
 
 FleetEvent: TypeAlias = Added | Removed | Draining | Ejected | Returned | Restarted | Scraped | PeerLoad

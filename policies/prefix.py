@@ -37,3 +37,15 @@ def chain_of_stream(stream: bytes) -> tuple[int, ...]:
     key = 0
     digest = xxh3_64_intdigest
     return tuple([key := digest(chunk, key) for (chunk,) in iter_unpack(_CHUNK, view)])
+
+
+def boundaries(length: int) -> list[int]:
+    """Depths of a chain at which several gateways tell each other where a prompt went: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12,
+    14, 16, 20, ... up to the length: four per doubling, so that at most a fifth of a match lies between two of them."""
+    out, step, depth = [], 1, 1
+    while depth <= length:
+        out.append(depth)
+        if depth >= 8 * step:
+            step *= 2
+        depth += step
+    return out

@@ -59,6 +59,12 @@ class Price:
         """Whether others are within their share of an overloaded fleet, and this tenant asks for more than its own."""
         return bool(self.exempt) and tenant not in self.exempt
 
+    def demand(self, now: float) -> float:
+        """Seconds per second that arrivals asked for in the window."""
+        while self._arrivals and self._arrivals[0][0] < now - WINDOW_S:
+            self._asked_s -= self._arrivals.popleft()[1]
+        return self._asked_s / max(now - self._arrivals[0][0], 1.0) if self._arrivals else 0.0
+
     def refused_late(self) -> None:
         self.factor = max(LOWEST, self.factor * (1.0 - STEP))
 

@@ -60,6 +60,11 @@ class WorkingSet:
         """The conversation this request continues, if it is alive."""
         return self._alive.get(self._key(request))
 
+    def alive(self, request: Request) -> bool:
+        """Whether its conversation is, as far as is known here or from what other gateways saw of its prompt."""
+        elsewhere = max(request.shared_depth.values(), default=0)
+        return self.known(request) is not None or 2 * elsewhere >= max(1, len(request.chain))
+
     def headroom(self, capacity_tokens: float, now: float) -> float:
         """Tokens of context a new conversation may bring now. Unknown capacity (0) keeps nobody out."""
         self._expire(now)

@@ -1,10 +1,10 @@
-"""A sparse index of which prompts went where, for all gateways: keys at depths 1, 2, 4, 8, ... chunks of the chain.
+"""A sparse index of which prompts went where, for all gateways: keys at some depths of the chain (`boundaries`).
 
 A key is the chained hash at that depth (so it stands for the whole prefix up to there), its value the up to four
 replicas that answered such a prompt last, each with the start of its process, so that a restarted one is not believed
 in. Looked up before a request goes to the core, written after its first token and only if that says something new.
-Only hashes are stored. Trade-off: half of a match may lie between two depths; what a gateway saw itself is exact and
-wins.
+Only hashes are stored. Trade-off: a fifth of a match may lie between two depths; what a gateway saw itself is exact
+and wins.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.shared.store import Command, Store
+from policies.prefix import boundaries
 
 MOST_HOLDERS = 4
 MOST_PENDING = 20_000  # keys that wait to be written
@@ -34,11 +35,6 @@ return #KEYS
 """
 
 
-def depths(length: int) -> list[int]:
-    """1, 2, 4, ... up to the length."""
-    return [1 << i for i in range(length.bit_length())]
-
-
 class PrefixIndex:
     """`started_at` answers when a replica's process started, in unix seconds; None: unknown."""
 
@@ -51,18 +47,18 @@ class PrefixIndex:
 
     def keys(self, chain: Sequence[int]) -> list[str]:
         key = self._store.key
-        return [key("p", f"{chain[depth - 1]:016x}") for depth in depths(len(chain))]
+        return [key("p", f"{chain[depth - 1]:016x}") for depth in boundaries(len(chain))]
 
-    def found(self, values: Sequence[bytes | None]) -> Mapping[str, int]:
-        """Replica -> chunks that it was sent before; `values` as they were read for `keys`."""
+    def found(self, values: Sequence[bytes | None], length: int) -> Mapping[str, int]:
+        """Replica -> chunks that it was sent before; `values` as they were read for the `keys` of a chain so long."""
         out: dict[str, int] = {}
-        for i, value in enumerate(values):
+        for depth, value in zip(boundaries(length), values, strict=True):
             if value is None:
                 continue
             for one in value.decode("utf-8", "replace").split("|"):
                 replica, _, started = one.rpartition("@")
                 if self._same(replica, started):
-                    out[replica] = 1 << i
+                    out[replica] = depth
         return out
 
     def answered(self, chain: Sequence[int], replica_id: str) -> None:

@@ -55,6 +55,7 @@ class Registers:
         said = {
             "load": balancer.loads(now),
             "served": {f"{model}\n{name}": s for (model, name), s in balancer.served().items()},
+            "demand": round(balancer.demand(now), 4),
             "open": {tenant.name: tenant.open for tenant in tenants.by_name.values() if tenant.open},
         }
         key = self._store.key
@@ -67,29 +68,29 @@ class Registers:
         pairs = zip(answer[::2], answer[1::2], strict=True)
         self.peers = {id.decode(): orjson.loads(said) for id, said in pairs}
         scheduler, now = self._scheduler, self._scheduler.clock()
-        sums: dict[str, list[float]] = {}
+        sums: dict[str, PeerLoad] = {}
         self.tenants_open = defaultdict(int)
         for id, said in self.peers.items():
-            for replica, (in_flight, backlog, kv) in said["load"].items():
-                total = sums.setdefault(replica, [0, 0.0, 0.0])
-                total[0] += in_flight
-                total[1] += backlog
-                total[2] += kv
+            for replica, row in said["load"].items():
+                one = PeerLoad(replica, row[0], row[1], row[2], now, *row[3:])
+                sums[replica] = one if replica not in sums else sums[replica].plus(one)
             for tenant, count in said["open"].items():
                 self.tenants_open[tenant] += count
             self._serve(id, said["served"], now)
         for gone in [key for key in self._served if key[0] not in self.peers]:
             del self._served[gone]
+        scheduler.balancer.shared_with(sum(said["demand"] for said in self.peers.values()), now)
         for replica in self._told - sums.keys():
             scheduler.fleet_event(PeerLoad(replica, at=now))
-        for replica, (in_flight, backlog, kv) in sums.items():
-            scheduler.fleet_event(PeerLoad(replica, int(in_flight), backlog, kv, now))
-        self._told = {replica for replica, total in sums.items() if any(total)}
+        for load in sums.values():
+            scheduler.fleet_event(load)
+        self._told = set(sums)
 
     def alone(self) -> None:
         """Nobody is heard of any more."""
         self.peers = {}
         self.tenants_open = {}
+        self._scheduler.balancer.shared_with(0.0, self._scheduler.clock())
         for replica in self._told:
             self._scheduler.fleet_event(PeerLoad(replica, at=self._scheduler.clock()))
         self._told = set()

@@ -96,7 +96,7 @@ class SharedScheduler(Scheduler):
     def _answered(self, entry: Shared, values: list[bytes | None] | None, wait: Any) -> None:
         entry.asked = None
         if values:
-            entry.request.shared_depth = self.index.found(values)
+            entry.request.shared_depth = self.index.found(values, len(entry.request.chain))
         self._place(entry, self._tenant(entry.request), None if wait is None else float(wait))
 
     def _place(self, entry: Shared, tenant: Tenant | None, wait_s: float | None) -> None:

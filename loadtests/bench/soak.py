@@ -25,7 +25,7 @@ from loadtests.bench.processes import Server, free_ports, two_cores
 
 EVENTS_PER_S = 5
 START_S = 4.0  # the streams open evenly over this time, or longer where they are many:
-OPENED_PER_S = 500.0
+OPENED_PER_S = 250.0
 MOST_BYTES_PER_STREAM = 40 * 1024
 MOST_HEALTH_S = 0.1
 

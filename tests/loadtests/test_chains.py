@@ -53,7 +53,7 @@ def test_the_shared_index_tells_where_a_prefix_went_for_three_minutes() -> None:
     chains = Chains(64)
     chains.share(row(640, *range(10)), "r1", 100.0)
     longer = row(704, *range(11))
-    assert chains.shared_depth(longer, 150.0) == {"r1": 8}  # boundaries at powers of two
+    assert chains.shared_depth(longer, 150.0) == {"r1": 10}  # four boundaries per doubling
     assert chains.shared_depth(row(640, *range(10)), 150.0) == {"r1": 10}
     assert chains.shared_depth(longer, 300.0) == {}
 

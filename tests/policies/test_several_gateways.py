@@ -1,0 +1,120 @@
+"""What a core does with what others know: requests that run already, load and service elsewhere, its own part."""
+
+from __future__ import annotations
+
+import random
+
+from policies import registry
+from policies.core import Balancer
+from policies.model import Added, Dispatch, Hold, Outcome, PeerLoad, Pulse, Request, ServiceClass, Usage
+from policies.prefix import boundaries
+from policies.settings import Settings
+
+CLASSES = [ServiceClass("standard"), ServiceClass("other")]
+
+
+def core(policy: str = "forebay", **settings: object) -> Balancer:
+    made = Balancer(CLASSES, registry.make(policy), settings, random.Random(0))
+    for replica in ("r0", "r1"):
+        made.fleet_event(Added(replica, kv_capacity_tokens=1_000_000), 0.0)
+    return made
+
+
+def request(name: str, tokens: int = 1000, **more: object) -> Request:
+    made = Request(name, prompt_tokens=tokens, prompt_bytes=4 * tokens)
+    for key, value in more.items():
+        setattr(made, key, value)
+    return made
+
+
+def backlog(made: Balancer, now: float) -> list[float]:
+    return [made.backlog_tokens(r, now) for r in ("r0", "r1")]
+
+
+def test_a_request_that_runs_already_is_charged_where_it_runs() -> None:
+    made = core()
+    assert made.adopt(request("a"), "r1", since=9.0, started=False, now=10.0) == []
+    assert backlog(made, 10.0) == [0.0, 1000.0]
+    assert made.loads(10.0)["r1"][:2] == (1, 1000.0)
+    made.complete("a", Outcome.SUCCESS, Usage(1000, 5, 0), 11.0)
+    assert backlog(made, 11.0) == [0.0, 0.0]
+    assert made.loads(11.0) == {}
+
+
+def test_one_that_has_begun_to_answer_waits_for_no_prefill_and_proves_nothing_about_others() -> None:
+    made = core()
+    made.adopt(request("waits"), "r0", since=9.0, started=False, now=10.0)
+    made.adopt(request("streams"), "r0", since=5.0, started=True, now=10.0)
+    assert backlog(made, 10.0) == [1000.0, 0.0]
+    assert made.fleet.replicas["r0"].ledger.live_decodes == 1
+    for name in ("streams", "waits"):
+        made.complete(name, Outcome.CANCELLED, None, 11.0)
+    assert made.fleet.replicas["r0"].ledger.live_decodes == 0
+    assert backlog(made, 11.0) == [0.0, 0.0]
+
+
+def test_where_the_replica_is_not_known_nothing_is_open() -> None:
+    made = core()
+    assert made.adopt(request("a"), "gone", since=0.0, started=True, now=1.0) == []
+    assert not made.is_open("a")
+
+
+def test_a_replica_that_others_load_is_left_alone_while_they_say_so() -> None:
+    made = core()
+    made.fleet_event(PeerLoad("r0", in_flight=20, prefill_backlog_tokens=100_000.0, at=10.0), 10.0)
+    (sent,) = made.submit(request("a"), 10.0)
+    assert isinstance(sent, Dispatch)
+    assert sent.replica_id == "r1"
+    made.fleet_event(PeerLoad("r1", in_flight=20, prefill_backlog_tokens=100_000.0, at=10.0), 10.0)
+    (held,) = made.submit(request("b"), 10.0)
+    assert isinstance(held, Hold), "both engines have more than enough to do"
+    (freed,) = made.fleet_event(PeerLoad("r0", at=10.1), 10.1)
+    assert isinstance(freed, Dispatch)
+    assert (freed.request_id, freed.replica_id) == ("b", "r0")
+
+
+def test_streams_of_others_close_the_pace_as_ours_do() -> None:
+    made = core()
+    replica = made.fleet.replicas["r0"]
+    made.fleet_event(PeerLoad("r0", in_flight=10, at=1.0, live=10, near=5, least_slack_s=0.001), 1.0)
+    assert replica.pace.closed
+    assert replica.streams(1.0)
+    assert replica.everyones(Pulse(live=10, near=0, least_slack_s=0.05), 1.0) == Pulse(20, 5, 0.001)
+    assert not replica.streams(3.5), "what was said two seconds ago counts no more"
+
+
+def test_service_elsewhere_counts_between_the_classes() -> None:
+    made = core()
+    made.served_elsewhere("", "other", 5.0, 1.0)
+    made.served_elsewhere("", "nobody's", 5.0, 1.0)
+    assert made.served() == {}, "it is not ours to tell"
+    lanes = {key[1]: lane.service_s for key, lane in made.binding.queue._lanes.items()}
+    assert lanes == {"other": 5.0}
+
+
+def test_a_gateway_counts_on_its_part_of_the_fleet() -> None:
+    made = core()
+    for i in range(10):
+        made.submit(request(f"q{i}", 8000), float(i))
+    own = made.demand(10.0)
+    assert own > 0.0
+    made.shared_with(3.0 * own, 10.0)
+    assert abs(made.binding.part - 0.25) < 1e-9
+    made.shared_with(0.0, 10.0)
+    assert made.binding.part == 1.0
+
+
+def test_loads_of_two_gateways_add_up() -> None:
+    a = PeerLoad("r0", 1, 10.0, 100.0, 5.0, 2, 1, None)
+    b = PeerLoad("r0", 2, 20.0, 200.0, 4.0, 3, 0, 0.02)
+    assert a.plus(b) == PeerLoad("r0", 3, 30.0, 300.0, 4.0, 5, 1, 0.02)
+
+
+def test_boundaries_lose_at_most_a_fifth_of_a_match() -> None:
+    assert boundaries(0) == []
+    assert boundaries(3) == [1, 2, 3]
+    assert boundaries(30) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28]
+    for length in range(1, 513):
+        assert boundaries(length)[-1] >= 0.8 * length
+    assert len(boundaries(512)) == 32
+    assert Settings().pacing
