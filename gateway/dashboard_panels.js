@@ -159,6 +159,23 @@ function experiment(now) {
   list(find("experiment-notes"), (e.notes ?? []).map((text) => [text]));
 }
 
+function shadows(now) {
+  find("shadow").hidden = !now.shadows.length;
+  const signed = (text, x) => (x > 0 ? `+${text(x)}` : x < 0 ? `−${text(-x)}` : "0");
+  table(
+    "shadows",
+    [
+      ["policy", "id", (s) => s.policy],
+      ["asked", "n", (s) => count(s.asked)],
+      ["same choice", "n", (s) => percent(s.agreed)],
+      ["uncached tokens, each", "n wide", (s) => signed(count, s.uncached_tokens)],
+      ["TTFT, each", "n wide", (s) => signed(seconds, s.ttft_s)],
+    ],
+    now.shadows,
+    (s) => s.policy,
+  );
+}
+
 function prefixes(now) {
   const p = now.prefixes;
   find("prefixes").hidden = !p;
@@ -299,6 +316,8 @@ function wrongs(now) {
   }
   if (now.replicas.length && !now.replicas.some((r) => r.available)) rows.unshift(["No replica is available: every request is refused.", ""]);
   list(find("wrong"), rows.slice(0, 8));
+  const title = rows.length ? `(${rows.length}) Forebay` : "Forebay";
+  if (document.title !== title) document.title = title;
 }
 
 export function draw(now, history) {
@@ -309,6 +328,7 @@ export function draw(now, history) {
   classes(now, history);
   queue(now);
   experiment(now);
+  shadows(now);
   prefixes(now);
   notable(now);
 }

@@ -52,6 +52,16 @@ def snapshot(gateway: Gateway, now: float) -> dict[str, Any]:
         "classes": _classes(gateway, core, rows, window_s),
         "replicas": _replicas(gateway, core, rows, now),
         "experiment": gateway.experiments.results(),
+        "shadows": [
+            {
+                "policy": name,
+                "asked": tally.asked,
+                "agreed": round(tally.agreed / tally.asked, 4) if tally.asked else None,
+                "uncached_tokens": round((tally.more_tokens - tally.fewer_tokens) / max(1, tally.asked), 1),
+                "ttft_s": round((tally.later_s - tally.sooner_s) / max(1, tally.asked), 5),
+            }
+            for name, tally in gateway.shadows.tallies.items()
+        ],
         "prefixes": _prefixes(gateway),
         "notable": [
             told(record, now) for record, _ in zip(gateway.recent.notable(), range(MOST_NOTABLE), strict=False)

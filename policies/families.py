@@ -24,7 +24,7 @@ from policies.seen import Seen
 from policies.strata import Strata, Stratum
 
 MOST_CHUNKS_SEEN = 262_144  # of 256 bytes: a cache of 64 MB of text
-MOST_PAIRS_SEEN = 200_000
+MOST_PAIRS_SEEN = 131_072
 CORE_PHRASES = 192  # of the first sample, from the front
 LEARNING = 16  # samples that decide what a family has in common
 CORE_SHARE = 0.5

@@ -20,6 +20,7 @@ CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 LOADED: dict[str, Any] = {
     "policy": {"name": "forebay", "seed": 1},
     "classes": {"standard": {"ttft_s": "none", "tpot_s": "none"}},  # what is good must not depend on this machine
+    "shadow": {"policies": ["least_request"], "share": 1.0},
 }
 PATIENCE_MS = 60_000  # for a condition, on a machine however busy
 
@@ -80,11 +81,13 @@ async def test_it_follows_the_gateway_and_shows_a_dead_replica(sim: Fleet) -> No
         assert await chats(g, 12) == [200] * 12
         attainment = page.locator("#classes tbody tr", has_text="standard").locator("td[data-label=attainment]")
         await expect(attainment).to_have_text("100 %")
+        await expect(page.locator("#shadows tbody tr")).to_contain_text("least_request12")
         assert await chats(g, 2, **{"x-slo-ttft-ms": "1"}) == [429, 429]
         await expect(attainment).to_have_text("85.7 %")
         await expect(page.locator("#notable tbody tr")).to_have_count(2)
         sim.members[1].order(Command("kill"))
         await expect(page.locator("#wrong")).to_have_text("r1 is out of rotation: refused.")
+        await expect(page).to_have_title("(1) Forebay")
         await expect(page.locator("#replicas tr", has_text="r1")).to_contain_text("out: refused")
         assert seen.clean(g.url)
 
