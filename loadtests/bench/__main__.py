@@ -159,7 +159,9 @@ def soak_command(
 
     Example: python -m loadtests.bench soak --seconds 60
 
-    Example: python -m loadtests.bench soak --workers 2 --streams 10000 --rate 1 --seconds 60
+    Example: python -m loadtests.bench soak --workers 2 --streams 10000 --rate 1 --policy least_request
+
+    At one event a second no stream can keep the pace of a service class, so a policy that paces would refuse them.
     """
     ours = forebay(policy, workers)
     contender = vllm_router("round_robin", router_executable(console), free_ports(1)[0]) if router else ours
