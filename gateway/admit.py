@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -34,18 +33,29 @@ if TYPE_CHECKING:
 _numbers = count(1)
 
 
-@dataclass(slots=True)
 class Admission:
     """A request that was let in, and the way it is placed. `candidates`: replicas for direct placement."""
 
-    proxy: Proxy
-    endpoint: Endpoint
-    call: openai.Call
-    request: Request
-    service_class: ServiceClass
-    lease: Lease | None = None
-    candidates: list[str] | None = None
-    _told_first: bool = False
+    __slots__ = ("_told_first", "call", "candidates", "endpoint", "lease", "proxy", "request", "service_class")
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        endpoint: Endpoint,
+        call: openai.Call,
+        request: Request,
+        service_class: ServiceClass,
+        lease: Lease | None = None,
+        candidates: list[str] | None = None,
+    ) -> None:
+        self.proxy = proxy
+        self.endpoint = endpoint
+        self.call = call
+        self.request = request
+        self.service_class = service_class
+        self.lease = lease
+        self.candidates = candidates
+        self._told_first = False
 
     def start(self, exchange: Exchange) -> None:
         self.proxy.budget.request()

@@ -23,7 +23,7 @@ from gateway import live, prefixes
 from gateway.access import Secrets
 from gateway.admin import application
 from gateway.client import Receive, Scope, Send
-from gateway.config import Config
+from gateway.config import Config, ConfigError
 from gateway.control import Control, first, routing_policy
 from gateway.discovery.membership import CONFIGURATION, Member, Membership
 from gateway.discovery.sources import Sources
@@ -38,6 +38,7 @@ from gateway.prefixes import Prefixes
 from gateway.proxy import Proxy
 from gateway.recent import Recent
 from gateway.record import RequestRecord
+from gateway.replica import key_mistakes
 from gateway.routes import CONTROL, health
 from gateway.scheduler import Scheduler
 from gateway.shadows import Shadows
@@ -74,6 +75,8 @@ class Gateway:
         kind: type[Proxy] = Proxy,
     ) -> None:
         """`kind`: what serves the requests; the core of several processes has another than one process alone."""
+        if mistakes := key_mistakes(config.replicas, environ):
+            raise ConfigError(mistakes)
         tenants = Tenants.of(config, environ)
         rng = random.Random(config.policy.seed)
         self.shadows = Shadows(config.shadow)

@@ -21,6 +21,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 HIGH_WATER_BYTES = 64 * 1024
 SPLICE = "forebay.splice"
+BODYLESS = frozenset({204, 304})  # no body, and no length of one (RFC 9110 section 8.6)
 
 
 class ClientGoneError(Exception):
@@ -143,7 +144,7 @@ class SendClient:
 
     def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
         self.start(status, headers, len(body) if length is None else length)
-        if not self._head_only:
+        if not self._head_only and status not in BODYLESS:
             self.write(body)
         self.end()
 
@@ -151,7 +152,7 @@ class SendClient:
         raise AssertionError("framing belongs to the server here")
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
-        if length is not None:
+        if length is not None and status not in BODYLESS:
             headers = [*headers, (b"content-length", b"%d" % length)]
         self._put({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -247,6 +247,7 @@ WORDS = {
     "float_type": "must be a number",
     "string_type": "must be text in quotes",
     "bool_type": "must be true or false",
+    "string_too_short": "must not be empty",
     "list_type": "must be a list in [ ]",
     "dict_type": "must be a table",
     "model_type": "must be a table",

@@ -22,6 +22,7 @@ from gateway.experiment import Experiments
 from gateway.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
+from gateway.replica import key_mistakes
 from gateway.scheduler import Scheduler
 from gateway.shadows import Shadows
 from gateway.tenants import Tenants
@@ -129,6 +130,8 @@ class Control:
         if refused:
             raise ConfigError(refused)
         changes = list(differences(before.model_dump(), config.model_dump()))
+        if mistakes := key_mistakes(config.replicas, self.environ):
+            raise ConfigError(mistakes)
         tenants = Tenants.of(config, self.environ)
         arm = config.arm()
         policy = None if config.policy == before.policy else routing_policy(config)

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway import endpoints, errors
-from gateway.client import SPLICE, ClientGoneError, Listener, too_large, too_slow
+from gateway.client import BODYLESS, SPLICE, ClientGoneError, Listener, too_large, too_slow
 from gateway.door import Door, Receipt
 from gateway.errors import Api, GatewayError
 from gateway.headers import Headers
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gateway.wire import WireProtocol
 
 LINGER_S = 2.0  # time a refused sender has to read our answer before the connection goes
-_BODYLESS = frozenset({204, 304})
 _rng = random.Random()
 
 
@@ -179,7 +178,7 @@ class SplicedCycle(RequestResponseCycle):
         if self.response_started:
             return
         self.start(status, headers, len(body) if length is None else length)
-        if self.scope["method"] == "HEAD" or status in _BODYLESS:
+        if self.scope["method"] == "HEAD" or status in BODYLESS:
             self.transport.write(self._head)
         else:
             self.transport.write(self._head + body)
@@ -193,6 +192,11 @@ class SplicedCycle(RequestResponseCycle):
         self.waiting_for_100_continue = False
         if self.more_body:
             self.keep_alive = False
+        if status in BODYLESS:  # RFC 9110 section 8.6: no length
+            end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+            self.transport.write(b"%b%b%b" % (STATUS_LINE[status], lines, end))
+            self._complete()
+            return
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
         self.transport.write(b"%b%bcontent-length: %d\r\n%b%b" % (STATUS_LINE[status], lines, len(body), end, body))
         self._complete()
@@ -205,8 +209,9 @@ class SplicedCycle(RequestResponseCycle):
             lines += [name, b": ", value, b"\r\n"]
         if length is not None:
             self._length_given = True
-            lines.append(b"content-length: %d\r\n" % length)
-        elif self.framed and status not in _BODYLESS:
+            if status not in BODYLESS:
+                lines.append(b"content-length: %d\r\n" % length)
+        elif self.framed and status not in BODYLESS:
             self.chunked_encoding = True
             lines.append(b"transfer-encoding: chunked\r\n")
         else:

@@ -74,12 +74,12 @@ class RequestRecord:
     arm: str | None = None
     policy: str = ""
     assignment: Assignment | None = None  # where it stands in the experiment that ran when it came
-    objectives: Objectives = _NO_OBJECTIVES
+    objectives: Objectives
     streams: bool = True
     prompt_bytes: int = 0
-    prompt: Tokens = _NO_TOKENS
-    completion: Tokens = _NO_TOKENS
-    cached: Tokens = _NO_TOKENS
+    prompt: Tokens
+    completion: Tokens
+    cached: Tokens
     chain: tuple[int, ...] = ()
     cacheable_tokens: int | None = None  # what one endless cache would have had; None: no prefix chain
     unmatched: Unmatched | None = None
@@ -106,8 +106,10 @@ class RequestRecord:
         self.request_id = request_id
         self.received_at = received_at
         self.attempts = []
-        if known:
-            self.__dict__.update(known)
+        self.objectives = _NO_OBJECTIVES
+        self.prompt = self.completion = self.cached = _NO_TOKENS
+        for name, value in known.items():
+            setattr(self, name, value)
 
     def attempt(self, replica_id: str, now: float) -> Attempt:
         """Starts the next attempt; dispatch and its I/O begin at `now`."""

@@ -91,7 +91,7 @@ class Relay:
     def on_head(self, head: Head) -> None:
         self.head = head
         kind = head.get(b"content-type") or b""
-        if head.status == 200 and kind.startswith(b"text/event-stream"):
+        if head.status == 200 and kind[:17].lower() == b"text/event-stream":
             if self.exchange.endpoint.kind is Kind.GENERATE:
                 self.mode = Mode.STREAM
                 self.scan = EventScanner(self.exchange.endpoint.api)

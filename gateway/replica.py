@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.sections import Replica as ReplicaTable
+
+
+def key_mistakes(tables: Iterable[ReplicaTable], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """One line per replica whose key would break the head of every request to it (a newline from a file, mostly)."""
+    lines = []
+    for i, table in enumerate(tables):
+        key = environ.get(table.key_env, "") if table.key_env else ""
+        if not (key.isascii() and key.isprintable()) or key != key.strip():
+            said = "the value of this variable must be plain text on one line, without spaces or a newline at its ends"
+            lines.append(f'replicas[{i}].key_env = "{table.key_env}": {said}')
+    return lines
 
 
 @dataclass(slots=True)

@@ -70,21 +70,21 @@ def _parse(raw: bytes) -> tuple[Head, bool] | None:
         return None
     finally:
         read.parser = None  # it holds our methods: a cycle that only the garbage collector could free
-    if not read.complete:
-        return None
-    return Head(read.status, read.headers, read.length, read.chunked), read.keep
+    if not read.complete or read.codings not in ([], [b"chunked"]):
+        return None  # nobody asked for another coding, and without its header the client could not undo it
+    return Head(read.status, read.headers, read.length, bool(read.codings)), read.keep
 
 
 class _Parser:
     """What llhttp makes of one response head."""
 
-    __slots__ = ("chunked", "complete", "headers", "keep", "length", "parser", "status")
+    __slots__ = ("codings", "complete", "headers", "keep", "length", "parser", "status")
 
     def __init__(self) -> None:
         self.headers: Headers = []
         self.status = 0
         self.length: int | None = None
-        self.chunked = False
+        self.codings: list[bytes] = []
         self.keep = True
         self.complete = False
         self.parser: Any = httptools.HttpResponseParser(self)
@@ -95,7 +95,7 @@ class _Parser:
         if name == b"content-length":
             self.length = int(value)
         elif name == b"transfer-encoding":
-            self.chunked = value.rstrip().lower().endswith(b"chunked")
+            self.codings += [coding.strip().lower() for coding in value.split(b",")]
 
     def on_headers_complete(self) -> None:
         self.complete = True

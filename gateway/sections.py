@@ -37,14 +37,14 @@ class Table(BaseModel):
 
 
 class Listen(Table):
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", min_length=1)
     """Address to listen on; "0.0.0.0" for all of IPv4, "::" for all of IPv6."""
     port: int = Field(default=8080, ge=0, le=65535)
     """TCP port; 0 takes any free one."""
     backlog_connections: int = Field(default=2048, gt=0, le=65535)
     """Connections the kernel may queue before they are accepted."""
-    keep_alive_s: Seconds = 75.0
-    """Idle time after which a client's connection is closed."""
+    keep_alive_s: float = Field(default=75.0, ge=1)
+    """Idle time after which a client's connection is closed, whole seconds; also one that never sends anything."""
     trusted_proxies: list[str] = []
     """Addresses whose x-forwarded-* and forwarded headers are kept and extended; from others they are replaced."""
     drain_s: Seconds = 30.0
@@ -140,7 +140,8 @@ class Replica(Table):
             raise ValueError("must be a base URL, as http://10.0.0.7:8000")
         if parts.query or parts.fragment:
             raise ValueError("must end at the path; leave out ? and #")
-        _ = parts.port  # raises ValueError when it is not a number up to 65535
+        if parts.port == 0:  # asking raises ValueError when it is not a number up to 65535
+            raise ValueError("must name a port from 1 to 65535")
         return value.rstrip("/")
 
     @property

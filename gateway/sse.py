@@ -43,12 +43,15 @@ class EventScanner:
     """Reads one stream. `prefix`, `at` and `suffix` are the template, public so that the hot path can test them."""
 
     __slots__ = (
-        "_api", "at", "carry", "error", "events", "finish", "first_id", "forced_usage", "prefix", "suffix", "usage",
+        "_api", "_more", "_more_bytes", "at", "carry", "error", "events", "finish", "first_id", "forced_usage",
+        "prefix", "suffix", "usage",
     )  # fmt: skip
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self.carry = b""  # the incomplete event at the end of what was fed
+        self.carry = b""  # the incomplete event at the end of what was fed, or its beginning:
+        self._more: list[bytes] = []  # and what follows of it
+        self._more_bytes = 0
         self.prefix = _UNSET
         self.at = 1
         self.suffix = _UNSET
@@ -71,27 +74,40 @@ class EventScanner:
 
     def split(self, payload: bytes) -> list[tuple[bytes, int]]:
         """Complete events with their classes; what is incomplete waits. Raises ValueError for an endless event."""
+        searched = 0
         if self.carry:
-            payload = self.carry + payload
-            self.carry = b""
+            if b"\n" not in payload:  # no event ends here: not even joined yet, for events of megabytes
+                self._more.append(payload)
+                self._more_bytes += len(payload)
+                self._bound(len(self.carry) + self._more_bytes)
+                return []
+            before = self.carry if not self._more else b"".join([self.carry, *self._more])
+            searched = max(0, len(before) - 3)  # an end may have begun in its last bytes
+            payload = before + payload
+            self.carry, self._more_bytes = b"", 0
+            self._more.clear()
         found: list[tuple[bytes, int]] = []
         at, size = 0, len(payload)
         while at < size:
-            end = payload.find(b"\n\n", at)
-            crlf = payload.find(b"\r\n\r\n", at, end if end >= 0 else size)
+            begin = max(at, searched)
+            end = payload.find(b"\n\n", begin)
+            crlf = payload.find(b"\r\n\r\n", begin, end if end >= 0 else size)
             if crlf >= 0:
                 end = crlf + 4
             elif end >= 0:
                 end += 2
             else:
                 self.carry = payload[at:]
-                if len(self.carry) > MAX_EVENT_BYTES:
-                    raise ValueError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
+                self._bound(len(self.carry))
                 break
             event = payload[at:end]
             found.append((event, self.classify(event)))
             at = end
         return found
+
+    def _bound(self, size: int) -> None:
+        if size > MAX_EVENT_BYTES:
+            raise ValueError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
 
     def classify(self, event: bytes) -> int:
         """Class of one complete event; fills usage, finish, error; learns the template from content."""

@@ -91,6 +91,11 @@ class WireProtocol(HttpToolsProtocol):
 
     # -- bytes in ------------------------------------------------------------------------------------------------
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._idle_since = time.monotonic()  # also for one that never sends a byte
+        self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
+
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return

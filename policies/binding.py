@@ -216,7 +216,7 @@ class LateBinding:
         """Prefill seconds per second that a pool is believed to serve for this gateway."""
         if not self.settings.pacing:
             return self.part * len(pool.open)
-        return self.part * sum([r.pace.rate if r.ledger.live_decodes else 1.0 for r in pool.open])
+        return self.part * sum([r.pace.rate if r.ledger.live_decodes else 1.0 for r in pool.open], 0.0)
 
     # -- one request -------------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class LateBinding:
         """Tokens of context a new conversation may bring."""
         if not self.working_set.enforced:
             return self.working_set.headroom(0.0, now)
-        return self.working_set.headroom(sum([r.kv.capacity or 0.0 for r in pool.open]), now)
+        return self.working_set.headroom(sum([r.kv.capacity or 0.0 for r in pool.open], 0.0), now)
 
     def _basic_room(self, replica: Replica, now: float) -> bool:
         """Room for anything at all; the KV of one request is checked apart."""
@@ -393,6 +393,6 @@ class LateBinding:
         jitter so that they do not return together."""
         pool = self.dispatcher.fleet.pool(tracked.request)
         capacity = self._capacity(pool)
-        ahead = sum(r.parked_s + r.ledger.backlog_s(now) for r in pool.replicas)
+        ahead = sum([r.parked_s + r.ledger.backlog_s(now) for r in pool.replicas], 0.0)
         drain = ahead / capacity if capacity > 0.0 else 1.0
         return max(1.0, drain + self.price.excess_s) * self.rng.uniform(0.8, 1.2)

@@ -7,6 +7,7 @@ whatever the requests cost. random: uniform; the same on average, with variance 
 from __future__ import annotations
 
 from random import Random
+from typing import ClassVar
 
 from policies.model import Choice, FleetView, Request
 from policies.parameters import NoParameters
@@ -14,8 +15,8 @@ from policies.policy import NONE_AVAILABLE, Stateless
 
 
 class RoundRobin(Stateless):
-    name = "round_robin"
-    blind = True
+    name: ClassVar[str] = "round_robin"
+    blind: ClassVar[bool] = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._turn = 0
@@ -30,8 +31,8 @@ class RoundRobin(Stateless):
 
 
 class Uniform(Stateless):
-    name = "random"
-    blind = True
+    name: ClassVar[str] = "random"
+    blind: ClassVar[bool] = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng

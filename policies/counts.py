@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import ClassVar
 
 from policies.model import Choice, FleetView, ReplicaView, Request
 from policies.parameters import NoParameters
@@ -25,8 +26,8 @@ def fewest_in_flight(replicas: Sequence[ReplicaView], rng: Random) -> ReplicaVie
 
 
 class LeastRequest(Stateless):
-    name = "least_request"
-    blind = True
+    name: ClassVar[str] = "least_request"
+    blind: ClassVar[bool] = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng
@@ -40,8 +41,8 @@ class LeastRequest(Stateless):
 
 
 class PowerOfTwo(Stateless):
-    name = "power_of_two"
-    blind = True
+    name: ClassVar[str] = "power_of_two"
+    blind: ClassVar[bool] = True
 
     def __init__(self, parameters: NoParameters, rng: Random) -> None:
         self._rng = rng

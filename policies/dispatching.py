@@ -134,7 +134,7 @@ class Dispatcher:
     def _learn(self, replica: Replica, charge: Charge, done: list[Charge], since: float, now: float) -> None:
         """One busy period that began at `since`. What took no longer than it would have taken alone did not queue,
         however many were out: engines batch short prompts, and the network is a pipeline."""
-        tokens, context = sum([c.uncached_tokens for c in done]), sum([c.context for c in done])
+        tokens, context = sum([c.uncached_tokens for c in done], 0.0), sum([c.context for c in done], 0.0)
         latency = since <= charge.dispatched_at
         if not latency and len(done) == 1:
             alone = replica.prefill.overhead_s + charge.service_s

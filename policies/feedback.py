@@ -49,8 +49,11 @@ class Precision:
 
     __slots__ = ("_memory", "_predicted", "_reported", "_run", "value")
 
-    SHRINK_BELOW, GROW_ABOVE, SAMPLES = 0.7, 0.95, 50
-    SHRINK, GROW = 0.9, 1.02
+    SHRINK_BELOW = 0.7
+    GROW_ABOVE = 0.95
+    SAMPLES = 50
+    SHRINK = 0.9
+    GROW = 1.02
 
     def __init__(self, initial: float = 0.9, memory: float = 0.02) -> None:
         self._memory = memory

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
 from policies.adapters import AdapterSlots, AdapterState
 from policies.model import (
@@ -56,7 +57,7 @@ class ForebayParameters:
 
 
 class Forebay:
-    name = "forebay"
+    name: ClassVar[str] = "forebay"
 
     def __init__(self, parameters: ForebayParameters, rng: Random) -> None:
         self._p = parameters
@@ -90,7 +91,7 @@ class Forebay:
         unseen = p.kappa + 1.0 - loaded
         reserve, price = p.kv_reserve, p.kv_price if p.kv else 0.0
         # one rate for what others wait: times n, the noise of each replica's own fit would outweigh its queue
-        common = len(replicas) / sum([r.prefill_rate for r in replicas])
+        common = len(replicas) / sum([r.prefill_rate for r in replicas], 0.0)
         delays = []
         for r in replicas:
             uncached, free, n = r.uncached_tokens, r.kv_free_tokens, r.in_flight

@@ -80,7 +80,9 @@ class Homes:
 
     EPS = 0.25
     FULL = 0.6  # share of a replica's time one home should spend on one key
-    GROW_EVERY_S, SHRINK_AFTER_S, MEMORY_S = 2.0, 60.0, 30.0
+    GROW_EVERY_S = 2.0
+    SHRINK_AFTER_S = 60.0
+    MEMORY_S = 30.0
     MOST_KEYS = 65_536
 
     def __init__(self) -> None:

@@ -159,7 +159,7 @@ class WorkLedger:
     @property
     def answer_tokens(self) -> float:
         """Expected answers of everything open here, in full. O(open here)."""
-        return sum([c.answer_tokens for c in self._open.values()])
+        return sum([c.answer_tokens for c in self._open.values()], 0.0)
 
     def restart(self) -> None:
         """The replica lost all it had; what is open stays in flight until it is released."""

@@ -11,7 +11,7 @@ Trade-off: the core then knows nothing of caches and rates, and starts to learn 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from policies.model import Choice, FleetView, PolicyEvent, ReplicaView, Request
 
@@ -19,7 +19,8 @@ NONE_AVAILABLE = Choice(None, "none_available")
 
 
 class RoutingPolicy(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def choose(self, request: Request, fleet: FleetView, now: float) -> Choice: ...
 
@@ -29,8 +30,8 @@ class RoutingPolicy(Protocol):
 class Stateless:
     """Base of the rules that need no events. `blind`: reads no more of a view than id, availability, in flight."""
 
-    name = "stateless"
-    blind = False
+    name: ClassVar[str] = "stateless"
+    blind: ClassVar[bool] = False
 
     def observe(self, event: PolicyEvent, now: float) -> None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.app import Gateway
 from gateway.config import ConfigError, parse
 
 
@@ -29,3 +30,32 @@ def test_numbers_without_an_end(text: str, line: str) -> None:
 def test_addresses_that_would_break_the_head_of_a_request(url: str) -> None:
     with pytest.raises(ConfigError, match=r"replicas\[0\].url"):
         parse(f'replicas = [{{url = "{url}"}}]')
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("listen.keep_alive_s = 0.3", "listen.keep_alive_s = 0.3: must be at least 1"),
+        ('listen.host = ""', 'listen.host = "": must not be empty'),
+        ('replicas = [{url = "http://a:0"}]', 'replicas[0].url = "http://a:0": must name a port from 1 to 65535'),
+        (
+            'replicas = [{url = "http://:80"}]',
+            'replicas[0].url = "http://:80": must be a base URL, as http://10.0.0.7:8000',
+        ),
+    ],
+)
+def test_values_that_nothing_can_listen_on_or_connect_to(text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert caught.value.lines == [line]
+
+
+@pytest.mark.parametrize("key", ["sk-1\n", " sk-1", "sk\r\nx: y", "sk-\u00e9"])
+def test_a_replica_key_that_would_break_the_head_of_a_request_is_refused_without_being_shown(key: str) -> None:
+    config = parse('[[replicas]]\nurl = "http://a"\nkey_env = "REPLICA_KEY"')
+    with pytest.raises(ConfigError) as caught:
+        Gateway(config, None, {}, {"REPLICA_KEY": key})
+    assert caught.value.lines == [
+        'replicas[0].key_env = "REPLICA_KEY": the value of this variable must be plain text on one line, '
+        "without spaces or a newline at its ends"
+    ]

@@ -62,3 +62,21 @@ def test_a_connection_that_closes_says_so_again() -> None:
             Head(503, [(b"connection", b"close"), (b"content-length", b"0")], 0, False, b""),
             False,
         )
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"transfer-encoding: gzip, chunked",
+        b"transfer-encoding: chunked, chunked",
+        b"transfer-encoding: gzip\r\ntransfer-encoding: chunked",
+    ],
+)
+def test_a_coding_that_the_client_could_not_undo_is_no_answer(lines: bytes) -> None:
+    assert HeadReader().read(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % lines) is None
+
+
+def test_chunked_is_known_in_any_spelling() -> None:
+    read = HeadReader().read(b"HTTP/1.1 200 OK\r\nTransfer-Encoding:  Chunked \r\n\r\n")
+    assert read is not None
+    assert read[0].chunked

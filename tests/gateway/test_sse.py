@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.errors import Api
-from gateway.sse import ABORT, COMMENT, CONTENT, ERROR, FINISH, TERMINAL, USAGE, EventScanner
+from gateway.sse import ABORT, COMMENT, CONTENT, ERROR, FINISH, MAX_EVENT_BYTES, TERMINAL, USAGE, EventScanner
 
 
 def event(data: object, name: str = "") -> bytes:
@@ -133,3 +133,31 @@ def test_running_usage_that_nobody_asked_for_is_noticed() -> None:
     assert scan.forced_usage
     assert scan.usage is not None
     assert scan.usage.completion_tokens == 1
+
+
+def test_an_event_of_megabytes_is_neither_joined_nor_searched_from_its_start_on_each_read() -> None:
+    scan = EventScanner(Api.CHAT)
+    long = chat({"content": "x" * 1_000_000})
+    reads = [long[at : at + 1000] for at in range(0, len(long), 1000)]
+    kinds = []
+    for read in reads:
+        kinds += [kind for _, kind in scan.split(read)]
+        assert len(scan.carry) <= 1000  # the rest waits in pieces
+    assert kinds == [CONTENT]
+    assert scan.carry == b""
+
+
+def test_an_end_that_began_in_the_read_before_is_found() -> None:
+    data = (chat({"content": "a"}) + event(b"[DONE]")).replace(b"\n", b"\r\n")
+    for at in range(1, len(data)):
+        scan = EventScanner(Api.CHAT)
+        assert [kind for part in (data[:at], data[at:]) for _, kind in scan.split(part)] == [CONTENT, TERMINAL]
+
+
+def test_an_endless_event_that_comes_in_pieces_is_refused() -> None:
+    scan = EventScanner(Api.CHAT)
+    piece = b"x" * 65536
+    for _ in range(MAX_EVENT_BYTES // len(piece)):
+        assert scan.split(piece) == []
+    with pytest.raises(ValueError, match="longer than"):
+        scan.split(piece)

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.cycle import SplicedCycle
-from tests.gateway.scripted import CHAT, Connection, Seen, dechunk, gateway, playing, replica
+from tests.gateway.scripted import CHAT, Connection, Seen, dechunk, gateway, playing, replica, until
 from tests.gateway.test_failures import GOOD_STREAM, GOOD_WHOLE, WHOLE, whole
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\n"
@@ -46,6 +46,39 @@ async def test_ambiguous_requests_are_refused_and_the_connection_closed(shape: s
         assert orjson.loads(answer.body)["error"]["code"] == "malformed"
         assert await client.closed() == b""
         assert a.seen == []
+
+
+async def test_a_connection_that_never_sends_a_byte_is_closed_when_it_was_idle_for_long_enough() -> None:
+    async with replica(echo) as a, gateway(a) as g:
+        client = await g.connect()
+        await until(lambda: g.protocols and g.protocols[0].transport is not None)
+        idle = g.protocols[0]
+        assert idle._idle_timer is not None
+        idle._look_idle()  # too early
+        assert not idle.transport.is_closing()
+        idle._idle_since -= idle.timeout_keep_alive
+        idle._look_idle()
+        assert await client.closed() == b""
+
+
+@pytest.mark.parametrize("spliced", [True, False])
+async def test_an_answer_without_a_body_has_no_length(spliced: bool) -> None:
+    nothing = b"HTTP/1.1 204 No Content\r\nx-a: b\r\n\r\n"
+    async with replica(playing([nothing])) as a, gateway(a, spliced=spliced) as g:
+        client = await g.connect()
+        for _ in range(2):  # the connection goes on
+            await client.send(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(WHOLE), WHOLE))
+            answer = await client.answer(head_only=True)
+            assert (answer.status, answer.header("x-a"), answer.header("content-length")) == (204, "b", None)
+        client.close()
+
+
+async def test_an_event_stream_is_known_in_any_spelling() -> None:
+    head = GOOD_STREAM[0].replace(b"text/event-stream", b"Text/Event-Stream")
+    async with replica(playing([head, *GOOD_STREAM[1:]])) as a, gateway(a) as g:
+        answer = await g.post("/v1/completions", WHOLE.replace(b"{", b'{"stream":true,', 1))
+        assert answer.body == dechunk(b"".join(GOOD_STREAM[1:]))
+        assert (await g.record()).content_events == 2
 
 
 async def test_requests_sent_ahead_are_answered_in_order() -> None:
