@@ -1,4 +1,4 @@
-"""Compiles the hot modules with mypyc, for a gateway that needs a third less CPU: python deploy/compile.py DIR
+"""Compiles the hot modules with mypyc, so that a request costs less CPU: python deploy/compile.py DIR
 
 DIR receives copies of the three packages with the modules of `HOT` beside them as C extensions. Python imports these
 instead of the sources, so PYTHONPATH=DIR (or DIR = site-packages, as in the Containerfile) is all that using them
@@ -19,7 +19,7 @@ PACKAGES = ("gateway", "policies", "loadtests")
 HOT = {
     "policies": (
         "admission affinity binding canonical classes core dispatching families feedback fleet_state forebay homes "
-        "index kv ledger model objectives pacing predictor prefix price queue ring seen settings sight strata tracked "
+        "index kv ledger model objectives pacing predictor prefix price queue seen settings sight strata tracked "
         "working_set"
     ),
     "gateway": (
@@ -41,20 +41,24 @@ def compile_into(root: Path, into: Path) -> None:
     if into.resolve() != root.resolve():
         for package in PACKAGES:
             shutil.copytree(root / package, into / package, dirs_exist_ok=True)
-    work = into / "_compile"  # generated C and objects, kept for the next time
+    for package in PACKAGES:  # of modules that are hot no more
+        for old in (into / package).rglob("*.so"):
+            old.unlink()
+    work = into.resolve() / "_compile"  # generated C and objects, kept for the next time
     work.mkdir(exist_ok=True)
-    (into / "mypy.ini").write_text("[mypy]\nstrict = True\nignore_missing_imports = True\n")
-    shutil.rmtree(into / ".mypy_cache", ignore_errors=True)  # with it mypyc generates only half of what it needs
+    settings = work / "mypy.ini"
+    settings.write_text("[mypy]\nstrict = True\nignore_missing_imports = True\n")
     os.chdir(into)
     from mypyc.build import mypycify
     from setuptools import setup
 
     jobs = str(os.cpu_count() or 1)
     level = os.environ.get("MYPYC_OPT_LEVEL", "2")
-    extensions = mypycify(modules(), opt_level=level, debug_level="0", separate=True, target_dir=str(work))
+    # without mypy's cache: with it only what changed is generated, and mypyc trips over the rest
+    options = [f"--config-file={settings}", "--cache-dir=/dev/null"]
+    extensions = mypycify([*options, *modules()], opt_level=level, debug_level="0", separate=True, target_dir=str(work))
     argv = ["--quiet", "build_ext", "--inplace", "--build-temp", str(work), "--build-lib", str(work), "-j", jobs]
     setup(name="forebay-compiled", packages=[], ext_modules=extensions, script_args=argv)
-    shutil.rmtree(".mypy_cache", ignore_errors=True)
 
 
 if __name__ == "__main__":

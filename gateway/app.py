@@ -12,7 +12,6 @@ import os
 import random
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +45,7 @@ from gateway.signals import Sign
 from gateway.snapshot import snapshot
 from gateway.tenants import Tenants
 from gateway.trial import Trial
+from gateway.version import own_version
 from gateway.watch import Watch
 from policies.core import Balancer
 from policies.model import Ejected, FleetEvent, Returned, Scraped, Shed
@@ -54,13 +54,6 @@ if TYPE_CHECKING:
     from gateway.shared.sharing import Sharing
 
 log = logging.getLogger("forebay")
-
-
-def own_version() -> str:
-    try:
-        return version("forebay")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "0+source"
 
 
 class Gateway:

@@ -71,7 +71,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_show_locals=False,  # locals may hold keys and prompts
-        help="A routing gateway in front of vLLM replicas, and the load tests that judge it. Start: forebay demo",
+        help="A routing gateway in front of vLLM replicas, and the load tests that judge it. Start: forebay demo. Which version runs, and whether compiled: forebay --version",
     )
     app.callback()(lambda: None)  # keeps the name of a single command on the line
     for name in wanted:
@@ -84,6 +84,11 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--version"]:
+        from gateway.version import own_version  # only where it is asked for: it imports the core
+
+        print(f"forebay {own_version()}")
+        return
     try:
         build(sys.argv[1:])(prog_name="forebay")
     except KeyboardInterrupt:  # while a command was still being imported

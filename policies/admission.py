@@ -82,11 +82,11 @@ class SizeFairness:
 
     def excess(self, quartile: int) -> float:
         """Share of a quartile refused beyond the bound, lately; counts what was refused for any reason."""
-        offered = sum(self.offered)
+        offered = sum(self.offered, 0.0)
         if self.bound == float("inf") or offered < 1.0:
             return 0.0
         share = self.shed[quartile] / max(self.offered[quartile], 1.0)
-        return share - self.aim * self.bound * sum(self.shed) / offered
+        return share - self.aim * self.bound * sum(self.shed, 0.0) / offered
 
     def least_share(self, quartile: int, average: float, best: float) -> float:
         """Share of a quartile that a price must leave, given the average share it refuses and the best share it

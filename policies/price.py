@@ -101,7 +101,7 @@ class Price:
         for _ in range(20):
             price = 0.5 * (low + high)
             kept = self._kept(costs, price)
-            if sum([sums[k] for sums, k in zip(up_to, kept, strict=True)]) > budget:
+            if sum([sums[k] for sums, k in zip(up_to, kept, strict=True)], 0.0) > budget:
                 high = price
             else:
                 low = price

@@ -159,7 +159,7 @@ class HeldQueue:
 
     def starves(self, lane: Lane, now: float) -> bool:
         """Whether a lane waits for its floor share."""
-        return lane.starves(sum(x.served(now) for x in self._lanes.values() if x.model == lane.model), now)
+        return lane.starves(sum([x.served(now) for x in self._lanes.values() if x.model == lane.model], 0.0), now)
 
     def in_order(self, now: float, depth: int = 64) -> Iterator[Tracked]:
         """Held requests in service order, at most `depth` of each flow. Do not change the queue while iterating."""

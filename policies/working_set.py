@@ -53,8 +53,8 @@ class WorkingSet:
         """Whether conversations return often enough here to be protected."""
         if self._evidence < EVIDENCE:
             return False
-        returned = sum(self._returned)
-        return returned / (returned + sum(self._ended)) >= WORTH
+        returned = sum(self._returned, 0.0)
+        return returned / (returned + sum(self._ended, 0.0)) >= WORTH
 
     def known(self, request: Request) -> Conversation | None:
         """The conversation this request continues, if it is alive."""
