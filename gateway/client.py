@@ -52,6 +52,9 @@ class Client(Protocol):
     def unsent(self) -> int:
         """Bytes written to it and not yet taken, as far as this process knows."""
 
+    def take_body(self, limit_bytes: int) -> bytes | None:
+        """The body if all of it is here; None: `read_body` waits for it, or says what is wrong with it."""
+
     async def read_body(self, limit_bytes: int, timeout_s: float, door: Door) -> bytes:
         """The whole body. Raises GatewayError (too_large, body_too_slow, queue_full) or ClientGoneError."""
 
@@ -114,6 +117,9 @@ class SendClient:
     @property
     def unsent(self) -> int:
         return self._queued_bytes
+
+    def take_body(self, limit_bytes: int) -> bytes | None:
+        return None
 
     async def read_body(self, limit_bytes: int, timeout_s: float, door: Door) -> bytes:
         parts: list[bytes] = []

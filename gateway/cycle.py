@@ -97,6 +97,14 @@ class SplicedCycle(RequestResponseCycle):
 
     # -- the request ---------------------------------------------------------------------------------------------
 
+    def take_body(self, limit_bytes: int) -> bytes | None:
+        if self.more_body or self.disconnected or self.size > limit_bytes:
+            return None
+        self.limit_bytes = limit_bytes
+        self.flow.resume_reading()  # a large body may have come whole and paused it: the client's end would go unseen
+        parts, self.parts = self.parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
     async def read_body(self, limit_bytes: int, timeout_s: float, door: Door) -> bytes:
         self.limit_bytes = limit_bytes
         self.flow.resume_reading()  # a large body may have come whole and paused it: the client's end would go unseen

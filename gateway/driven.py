@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any
 
 log = logging.getLogger("forebay.proxy")
@@ -42,12 +42,14 @@ class Driven:
         self._steps = self.run()
         self._go_on()
 
-    async def pause(self) -> None:
-        """Until `wake`. The reason for waking is for the caller to look up."""
+    def pause(self) -> Awaitable[None]:
+        """Awaited: until `wake`. The reason for waking is for the caller to look up."""
         if self._steps is not None:
             self._paused = True
-            await _PAUSE
-            return
+            return _PAUSE
+        return self._wait()
+
+    async def _wait(self) -> None:
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         try:
             await waiter

@@ -58,7 +58,9 @@ class Exchange(Reply):
         record.outcome = Outcome.CANCELLED  # what a cancelled task leaves behind
         try:
             tenant = self.proxy.authenticate(self.headers)
-            body = await client.read_body(limits.max_body_bytes, limits.body_timeout_s, self.proxy.door)
+            body = client.take_body(limits.max_body_bytes)
+            if body is None:
+                body = await client.read_body(limits.max_body_bytes, limits.body_timeout_s, self.proxy.door)
             record.received_at = time.monotonic()
             record.received_unix = time.time()
             self.admission = admit(self.proxy, self.endpoint, self.scope, self.headers, tenant, body, record)
@@ -79,12 +81,14 @@ class Exchange(Reply):
     async def _serve(self, admission: Admission) -> None:
         admission.start(self)
         while True:
-            decision = await self._decided()
+            decision = await self._decided() if self._decision is None else self._take_decision()
             if isinstance(decision, Shed):
                 raise self.proxy.refusal(admission, decision, self.record)
             assert isinstance(decision, Dispatch)
-            attempt, result = await self._attempt(admission, decision)
-            failure = await self._judge(attempt, result)
+            attempt = self._started(admission, decision)
+            result = await self._attempt(admission, attempt)
+            dead = _is_500(result) and await self._refuses(attempt.replica_id)
+            failure = self._judge(attempt, result, dead)
             if failure is None:
                 return
             relay = self.relay
@@ -121,12 +125,20 @@ class Exchange(Reply):
     async def _decided(self) -> Decision:
         self._deciding = True
         while self._decision is None:
-            await self._sleep()
+            if self._gone:
+                raise ClientGoneError
+            await self.pause()
+            if self._gone:
+                raise ClientGoneError
         self._deciding = False
+        return self._take_decision()
+
+    def _take_decision(self) -> Decision:
         decision, self._decision = self._decision, None
+        assert decision is not None
         return decision
 
-    async def _attempt(self, admission: Admission, decision: Dispatch) -> tuple[Attempt, Result]:
+    def _started(self, admission: Admission, decision: Dispatch) -> Attempt:
         now = time.monotonic()
         self._result = None  # of an attempt that the core took back while its end was looked at
         record = self.record
@@ -136,35 +148,40 @@ class Exchange(Reply):
         self.meter = self.proxy.scheduler.dispatched(decision.replica_id)
         self.tpot_s = admission.request.tpot_s
         self.call = admission.call
-        self.relay = relay = Relay(self, now)
-        pool = self.proxy.pool(decision.replica_id)
-        if pool is None:
-            return attempt, Result(retry.BREAKS[Break.REFUSED])
-        result = await self._exchange(admission, pool, relay)
-        if result.stale:
-            # the replica closed the idle connection just now: the same attempt once more, on a new connection
-            self.relay = relay = Relay(self, now)
-            result = await self._exchange(admission, pool, relay, fresh=True)
-        return attempt, result
+        self.relay = Relay(self, now)
+        return attempt
 
-    async def _exchange(self, admission: Admission, pool: Pool, relay: Relay, fresh: bool = False) -> Result:
-        connection = None if fresh else pool.take()
-        if connection is None:
-            try:
-                connection = await self._connect(pool)
-            except ConnectError as e:
-                return Result(retry.BREAKS[e.kind])
-        if self._gone or self._result is not None:
-            pool.give(connection)
-        if self._gone:
-            raise ClientGoneError
-        if self._result is None:
-            relay.connection = connection
-            connection.send(self.scope["method"].encode(), admission.message(pool, self), relay)
-        while self._result is None:
-            await self._sleep()
-        result, self._result = self._result, None
-        return result
+    async def _attempt(self, admission: Admission, attempt: Attempt) -> Result:
+        """One coroutine, since each level of them is paid for at every wake: the usual request waits here once."""
+        pool = self.proxy.pool(attempt.replica_id)
+        if pool is None:
+            return Result(retry.BREAKS[Break.REFUSED])
+        relay = self.relay
+        assert relay is not None
+        connection = pool.take()
+        while True:
+            if connection is None:
+                try:
+                    connection = await self._connect(pool)
+                except ConnectError as e:
+                    return Result(retry.BREAKS[e.kind])
+            if self._gone or self._result is not None:
+                pool.give(connection)
+            if self._gone:
+                raise ClientGoneError
+            if self._result is None:
+                relay.connection = connection
+                connection.send(self._method, admission.message(pool, self), relay)
+            while self._result is None:
+                await self.pause()
+                if self._gone:
+                    raise ClientGoneError
+            result, self._result = self._result, None
+            if not result.stale:
+                return result
+            # the replica closed the idle connection just now: the same attempt once more, on a new connection
+            self.relay = relay = Relay(self, attempt.t_dispatch)
+            connection = None
 
     async def _connect(self, pool: Pool) -> UpstreamConnection:
         connecting = self._connecting = asyncio.ensure_future(pool.connect())
@@ -179,8 +196,10 @@ class Exchange(Reply):
             connecting.cancel()
             self._connecting = None
 
-    async def _judge(self, attempt: Attempt, result: Result) -> Failure | None:
-        """Looks at the end of an attempt and answers the client where it is an answer. None: done."""
+    def _judge(self, attempt: Attempt, result: Result, dead: bool) -> Failure | None:
+        """Looks at the end of an attempt and answers the client where it is an answer. None: done.
+
+        dead: the replica takes no connection any more."""
         relay = self.relay
         assert relay is not None
         failure, record = result.failure, self.record
@@ -197,7 +216,7 @@ class Exchange(Reply):
                         failure = retry.ABORT
                 if failure is None:
                     self._respond(result.head, result.body)
-            elif failure.detail == "http_500" and await self._refuses(attempt.replica_id):
+            elif dead:
                 failure = retry.ENGINE_DEAD
         elif relay.scan.first_id:
             self.proxy.made(relay.scan.first_id, attempt.replica_id)
@@ -284,13 +303,6 @@ class Exchange(Reply):
             return
         self._keep_alive(now)
 
-    async def _sleep(self) -> None:
-        if self._gone:
-            raise ClientGoneError
-        await self.pause()
-        if self._gone:
-            raise ClientGoneError
-
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
@@ -311,3 +323,12 @@ class Exchange(Reply):
             self.admission.close(record, self._usage, relay)
         record.partition = timeline.partition(record)
         self.proxy.finished(record)
+
+
+def _is_500(result: Result) -> bool:
+    """A 500 that may be the request's own fault, or the last word of an engine."""
+    head = result.head
+    if head is None or head.status != 500 or result.failure is not None:
+        return False
+    meant = retry.of_status(500, result.body)
+    return meant is not None and meant.detail == "http_500"

@@ -23,7 +23,7 @@ class TokenSource(StrEnum):
     ESTIMATE = "estimate"  # from bytes, or from what the core expected to be cached
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Tokens:
     count: int | None = None
     source: TokenSource = TokenSource.ESTIMATE

@@ -31,6 +31,9 @@ _SSE: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cach
 _NO_BUFFER = (b"x-accel-buffering", b"no")
 
 
+_METHODS = {"POST": b"POST"}
+
+
 class Reply(Driven):
     # what a new one starts with; set on the instance where it changes
     admission: Admission | None = None
@@ -42,6 +45,7 @@ class Reply(Driven):
     ) -> None:
         self.proxy = proxy
         self.scope = scope
+        self._method: bytes = _METHODS.get(scope["method"]) or scope["method"].encode()
         self.client = client
         self.endpoint = endpoint
         self.head = head

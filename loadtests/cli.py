@@ -71,7 +71,8 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_show_locals=False,  # locals may hold keys and prompts
-        help="A routing gateway in front of vLLM replicas, and the load tests that judge it. Start: forebay demo. Which version runs, and whether compiled: forebay --version",
+        help="A routing gateway in front of vLLM replicas, and the load tests that judge it. Start: forebay demo. "
+        "Which version runs, and whether it is compiled: forebay --version",
     )
     app.callback()(lambda: None)  # keeps the name of a single command on the line
     for name in wanted:

@@ -33,7 +33,7 @@ class Partition(StrEnum):
 LATE = frozenset({Partition.SLOW_TTFT, Partition.SLOW_TPOT, Partition.SLOW_ITL, Partition.SLOW_E2E})
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)  # not frozen: freezing triples the cost of making what every request makes
 class Objectives:
     """Bounds of one request in seconds, already resolved for its prompt length. None: does not apply."""
 
@@ -43,7 +43,7 @@ class Objectives:
     e2e_s: float | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Timing:
     """Client-observed times of a complete answer, in seconds from the start the observer uses (receipt or schedule)."""
 
