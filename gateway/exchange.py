@@ -13,7 +13,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from gateway import answer, errors, retry, timeline
+from gateway import answer, retry, timeline
 from gateway.admit import Admission, admit
 from gateway.client import ClientGoneError
 from gateway.endpoints import Kind

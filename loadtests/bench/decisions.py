@@ -1,10 +1,10 @@
-"""What one decision costs: CPU of `submit` over 2, 8 and 64 replicas, of the prefix chain, of matching; index memory.
+"""What one decision costs: CPU of each call of the core over 2, 8 and 64 replicas, of chain and matching; index memory.
 
 A submit is measured with a ready chain of 8 chunks (2 KB), half of the requests warm and half new conversations under a
-shared system prompt, with an empty index and with 10^6 chunks in it; first token and completion follow outside the
-clock, so that the balancer stays in its steady state. CPU time of the thread, median over rounds, clock overhead
-subtracted. Bars: submit 20 / 40 / 200 us, chain of a 2 KB chat 10 us and of 128 KB 120 us, matching 32 KB over
-64 replicas 150 us, 10^6 chunks in 200 MB; full within 1.15 of empty (no growth with the index).
+shared system prompt, with an empty index and with 10^3 to 10^6 chunks in it. First token, completion and pulse of the
+same requests have clocks of their own, so the balancer stays in its steady state. CPU time of the thread, median over
+rounds, clock overhead subtracted. Bars: submit 20 / 40 / 200 us, chain of a 2 KB chat 10 us and of 128 KB 120 us,
+matching 32 KB over 64 replicas 150 us, 10^6 chunks in 200 MB; full within 1.15 of empty (no growth with the index).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,11 +27,13 @@ from policies.arms import parse
 from policies.canonical import canonical_parts
 from policies.core import Balancer
 from policies.index import PrefixIndex
-from policies.model import Added, Dispatch, Outcome, Request, ServiceClass, Usage
+from policies.model import Added, Dispatch, Outcome, Pulse, Request, ServiceClass, Usage
 from policies.prefix import chain
 
 SUBMIT_BARS_US = {2: 20.0, 8: 40.0, 64: 200.0}
 CHUNKS = 1_000_000
+SIZES = (1_000, 10_000, 100_000, CHUNKS)
+CALLS = ("submit", "first_token", "complete", "pulse")
 GROWTH = 1.15
 
 
@@ -112,26 +114,33 @@ class Submits:
             max_tokens=200,
         )
 
-    def round_us(self, submits: int) -> float:
-        """CPU per submit over one round, the clock's own cost subtracted."""
-        spent, clock = 0, time.thread_time_ns
+    def round_us(self, submits: int) -> dict[str, float]:
+        """CPU per call over one round, by `CALLS`, the clock's own cost subtracted."""
+        spent, clock = dict.fromkeys(CALLS, 0), time.thread_time_ns
         overhead = min(clock_cost_ns() for _ in range(5))
+        balancer = self.balancer
         for _ in range(submits):
             request = self.request()
             self.now += 0.1
             start = clock()
-            decisions = self.balancer.submit(request, self.now)
-            spent += clock() - start - overhead
-            self._finish(request, decisions)
-        return spent / submits / 1000
-
-    def _finish(self, request: Request, decisions: Sequence[object]) -> None:
-        if not any(isinstance(d, Dispatch) and d.request_id == request.id for d in decisions):
-            raise RuntimeError(f"a submit was not dispatched at once but {decisions}: the bench must not queue")
-        self.now += 0.05
-        self.balancer.first_token(request.id, self.now)
-        self.now += 0.05
-        self.balancer.complete(request.id, Outcome.SUCCESS, Usage(512, 100, 256), self.now)
+            decisions = balancer.submit(request, self.now)
+            spent["submit"] += clock() - start - overhead
+            chosen = next((d for d in decisions if isinstance(d, Dispatch) and d.request_id == request.id), None)
+            if chosen is None:
+                raise RuntimeError(f"a submit was not dispatched at once but {decisions}: the bench must not queue")
+            self.now += 0.05
+            start = clock()
+            balancer.first_token(request.id, self.now)
+            spent["first_token"] += clock() - start - overhead
+            pulse = Pulse(live=1, least_slack_s=0.1, idle_gaps=2, idle_gap_sum_s=0.04)
+            start = clock()
+            balancer.pulse(chosen.replica_id, pulse, self.now)
+            spent["pulse"] += clock() - start - overhead
+            self.now += 0.05
+            start = clock()
+            balancer.complete(request.id, Outcome.SUCCESS, Usage(512, 100, 256), self.now)
+            spent["complete"] += clock() - start - overhead
+        return {call: ns / submits / 1000 for call, ns in spent.items()}
 
 
 def clock_cost_ns() -> int:
@@ -139,13 +148,15 @@ def clock_cost_ns() -> int:
     return time.thread_time_ns() - start
 
 
-def submits(arm: str, replicas: int, indexed_chunks: int, rounds: int, each: int) -> float:
+def calls_us(arm: str, replicas: int, indexed_chunks: int, rounds: int, each: int) -> dict[str, float]:
+    """Median over rounds of the CPU of each call."""
     bench = Submits(arm, replicas, indexed_chunks)
     bench.round_us(each)  # warm caches, rings, pools
     gc.collect()
     gc.freeze()
     try:
-        return statistics.median(bench.round_us(each) for _ in range(rounds))
+        found = [bench.round_us(each) for _ in range(rounds)]
+        return {call: statistics.median(one[call] for one in found) for call in CALLS}
     finally:
         gc.unfreeze()
 
@@ -195,20 +206,27 @@ def matching() -> list[Measured]:
 def measure(arms: list[str], rounds: int, each: int, console: Console) -> list[Measured]:
     found: list[Measured] = []
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("decisions", total=2 + 2 * len(SUBMIT_BARS_US) * len(arms))
+        task = progress.add_task("decisions", total=2 + (2 * len(SUBMIT_BARS_US) + len(SIZES) - 1) * len(arms))
         found += chains()
         progress.advance(task)
         found += matching()
         progress.advance(task)
         for arm in arms:
             for replicas, bar in SUBMIT_BARS_US.items():
-                empty = submits(arm, replicas, 0, rounds, each)
+                empty = calls_us(arm, replicas, 0, rounds, each)
                 progress.advance(task)
-                full = submits(arm, replicas, CHUNKS, rounds, each)
+                full = calls_us(arm, replicas, CHUNKS, rounds, each)
                 progress.advance(task)
-                found.append(Measured(f"{arm}: submit over {replicas}, empty index", empty, bar))
-                found.append(Measured(f"{arm}: submit over {replicas}, 10^6 chunks", full, bar))
-                found.append(Measured(f"{arm}: over {replicas}, full against empty", full / empty, GROWTH, "x"))
+                found.append(Measured(f"{arm}: submit over {replicas}, empty index", empty["submit"], bar))
+                found.append(Measured(f"{arm}: submit over {replicas}, 10^6 chunks", full["submit"], bar))
+                growth = full["submit"] / empty["submit"]
+                found.append(Measured(f"{arm}: over {replicas}, full against empty", growth, GROWTH, "x"))
+                for call in CALLS[1:]:
+                    found.append(Measured(f"{arm}: {call} over {replicas}, 10^6 chunks", full[call], None))
+            for chunks in SIZES[:-1]:
+                sized = calls_us(arm, 8, chunks, rounds, each)
+                progress.advance(task)
+                found.append(Measured(f"{arm}: submit over 8, 10^{len(str(chunks)) - 1} chunks", sized["submit"], None))
     return found
 
 
