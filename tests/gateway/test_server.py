@@ -196,7 +196,7 @@ async def test_held_requests_are_told_to_go_elsewhere_at_once(sim: Fleet) -> Non
         sim.members[0].order(Command("hang"))
         long = [{"role": "user", "content": "river " * 2000}]
         asks = [asyncio.create_task(g.chat(messages=long)) for _ in range(6)]
-        await until(lambda: len(g.gateway.proxy.held()) >= 3)
+        await until(lambda: g.gateway.open_requests == 6 and len(g.gateway.proxy.held()) >= 3)
         rows = (await g.http.get("/admin/held")).json()
         assert {row["service_class"] for row in rows} == {"standard"}
         assert "forebay_held_requests" in (await g.http.get("/metrics")).text
