@@ -195,19 +195,20 @@ async def test_held_requests_are_told_to_go_elsewhere_at_once(sim: Fleet) -> Non
     async with running(*sim.urls, **gentle) as g:
         sim.members[0].order(Command("hang"))
         long = [{"role": "user", "content": "river " * 2000}]
-        asks = [asyncio.create_task(g.chat(messages=long)) for _ in range(6)]
+        asks = [asyncio.create_task(g.chat(messages=long, stream=True)) for _ in range(6)]
         await until(lambda: g.gateway.open_requests == 6 and len(g.gateway.proxy.held()) >= 3)
         rows = (await g.http.get("/admin/held")).json()
         assert {row["service_class"] for row in rows} == {"standard"}
         assert "forebay_held_requests" in (await g.http.get("/metrics")).text
-        held = len(g.gateway.proxy.held())
+        # streams that have not begun hold their place: at most two are sent however long this takes
         g.terminate()
-        await until(lambda: g.gateway.open_requests == 6 - held)
+        await until(lambda: not g.gateway.proxy.held() and any(ask.done() for ask in asks))
         refused = [ask.result() for ask in asks if ask.done()]
-        assert {(r.status_code, r.json()["error"]["code"]) for r in refused} <= {(503, "draining")}
+        assert {(r.status_code, r.json()["error"]["code"]) for r in refused} == {(503, "draining")}
         sim.members[0].order(Command("clear"))
-        statuses = sorted([(await ask).status_code for ask in asks])
-        assert statuses == [200] * (6 - held) + [503] * held
+        statuses = [(await ask).status_code for ask in asks]
+        assert set(statuses) == {200, 503}
+        assert statuses.count(503) >= 4
 
 
 async def test_no_more_than_the_configured_number_is_held(sim: Fleet) -> None:
