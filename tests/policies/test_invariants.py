@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policies import arms, binding
 from policies.classes import BATCH, DEFAULT_CLASSES, INTERACTIVE, STANDARD, stamp
 from policies.core import Balancer
+from policies.designs import Design, Plan
 from policies.model import (
     Abort,
     Added,
@@ -30,7 +31,10 @@ from policies.model import (
     Shed,
     Usage,
 )
+from policies.policy import RoutingPolicy
 from policies.registry import make
+from policies.shadow import Shadowing, Tally
+from policies.side_by_side import SideBySide
 
 NAMES = ("a", "b", "c")
 STEPS = st.lists(
@@ -44,7 +48,15 @@ STEPS = st.lists(
     max_size=60,
 )  # fmt: skip
 ARMS = st.sampled_from(
-    ["forebay", "round_robin", "least_work+admission", "lmetric+pacing", "least_request+admission+pacing"]
+    [
+        "forebay",
+        "round_robin",
+        "least_work+admission",
+        "lmetric+pacing",
+        "least_request+admission+pacing",
+        "experiment",
+        "experiment+admission+pacing",
+    ]
 )
 COMMON = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
@@ -147,6 +159,7 @@ class Shell:
                     f"r{self.made}", tenant=f"t{n % 2}", session=f"s{n % 5}", received_at=self.now,
                     prompt_bytes=4 * tokens, prompt_tokens=tokens, chain=chain,
                     streams=n % 4 != 0, generates=n % 11 != 0,
+                    arm=("a", "b", None)[n % 3], group=n % 2,
                 )  # fmt: skip
                 stamp(request, (INTERACTIVE, STANDARD, BATCH)[n % 3])
                 self.made += 1
@@ -217,9 +230,14 @@ class Shell:
 
 def shell(arm: str, seed: int = 7) -> Shell:
     parsed = arms.parse(arm)
-    core = Balancer(
-        DEFAULT_CLASSES, make(parsed.policy, None, random.Random(seed)), parsed.settings, random.Random(seed)
-    )
+    name = "forebay" if parsed.policy == "experiment" else parsed.policy
+    policy: RoutingPolicy = make(name, None, random.Random(seed))
+    if parsed.policy == "experiment":  # a partition of two arms, with a shadow
+        plan = Plan("x", Design.PARTITION, ("a", "b"), (1.0, 1.0), seed, 0.0)
+        policy = SideBySide({"a": policy, "b": make("cache_aware", None, random.Random(seed))}, "a", plan.groups)
+        shadow = make("sticky_table", None, random.Random(seed))
+        policy = Shadowing(policy, {"shadow": shadow}, 0.5, {"shadow": Tally()})
+    core = Balancer(DEFAULT_CLASSES, policy, parsed.settings, random.Random(seed))
     made = Shell(core)
     for name in NAMES:
         made.fleet("add", name, 0)
