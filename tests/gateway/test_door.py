@@ -77,7 +77,7 @@ async def test_while_the_loop_lags_sheddable_requests_are_refused_and_others_ser
 
 
 async def test_the_running_loop_tells_the_door_and_metrics_tell_the_operator() -> None:
-    async with running() as g:
+    async with running(limits={"loop_lag_s": 0.25}) as g:
         for _ in range(30):
             g.gateway.lag.late(1.0)
         assert g.gateway.proxy.door.shedding

@@ -18,7 +18,7 @@ import pytest
 from gateway.tenants import digest
 from loadtests.faults import Command
 from loadtests.replica import Fleet, ReplicaSettings
-from tests.gateway.running import running, until
+from tests.gateway.running import PATIENT, running, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -191,7 +191,12 @@ async def test_paths_that_are_nobody_s_are_404_and_development_routes_are_never_
 
 
 async def test_held_requests_are_told_to_go_elsewhere_at_once(sim: Fleet) -> None:
-    gentle = {"policy": {"name": "forebay", "seed": 1}, "admission": {"backlog_s": 0.001}, "health": {"hang_s": 60.0}}
+    gentle = {
+        **PATIENT,
+        "policy": {"name": "forebay", "seed": 1},
+        "admission": {"backlog_s": 0.001},
+        "health": {"hang_s": 60.0},
+    }
     async with running(*sim.urls, **gentle) as g:
         sim.members[0].order(Command("hang"))
         long = [{"role": "user", "content": "river " * 2000}]
@@ -212,7 +217,12 @@ async def test_held_requests_are_told_to_go_elsewhere_at_once(sim: Fleet) -> Non
 
 
 async def test_no_more_than_the_configured_number_is_held(sim: Fleet) -> None:
-    bounded = {"policy": {"name": "forebay", "seed": 1}, "limits": {"held_requests": 2}, "health": {"hang_s": 60.0}}
+    bounded = {
+        **PATIENT,
+        "policy": {"name": "forebay", "seed": 1},
+        "limits": {"held_requests": 2},
+        "health": {"hang_s": 60.0},
+    }
     async with running(*sim.urls, admission={"backlog_s": 0.001}, **bounded) as g:
         sim.members[0].order(Command("hang"))
         long = [{"role": "user", "content": "river " * 2000}]

@@ -19,7 +19,7 @@ import pytest
 from loadtests.bench.contenders import FOREBAY
 from loadtests.bench.processes import free_ports
 from tests.scripted_replica import ScriptedReplica, chunk, event, scripted_replica
-from tests.serving import PLAIN, Gateway, chat, gateway, metric, post, stream, streaming, wait_for
+from tests.serving import PLAIN, Gateway, chat, gateway, metric, post, stream, streaming, unhurried, wait_for
 
 CHAT = "/v1/chat/completions"
 
@@ -110,7 +110,7 @@ def test_a_storm_of_sighups_over_good_and_bad_files_costs_no_request(replica: Sc
         (file,) = tmp_path.glob("gateway-*.toml")
 
         def write(text: str) -> None:
-            file.with_suffix(".new").write_text(text)
+            file.with_suffix(".new").write_text(unhurried(text))
             file.with_suffix(".new").replace(file)
             front.server.process.send_signal(signal.SIGHUP)
 
@@ -189,7 +189,7 @@ def test_a_port_in_use_is_one_line_and_exit_status_1(tmp_path: Path) -> None:
 def test_it_starts_before_its_replicas_and_takes_them_in_when_they_come(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     quick = "[health]\nprobe_interval_s = 0.1\n"
-    with gateway([f"http://127.0.0.1:{port}"], tmp_path, config=quick, ready=False) as front:
+    with gateway([f"http://127.0.0.1:{port}"], tmp_path, policy="round_robin", config=quick, ready=False) as front:
         assert ready(front) == 503
         early = post(front.url, chat("early"))
         assert (early.status_code, early.json()["error"]["code"]) == (503, "no_replica")
