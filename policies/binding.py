@@ -80,7 +80,7 @@ class LateBinding:
         if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
             if self.price.due(now):
-                self.price.set(self._capacity(pool), now)
+                self.price.set(self._capacity(pool), now, sum([r.parked_s for r in pool.open]))
             if self.price.too_dear(request.prompt_tokens, cost, request.tenant, now):
                 return [*before, self.refuse(tracked, "infeasible", now, Why.PRICED)]
         if first and self.settings.working_set and not self.working_set.alive(request):

@@ -20,6 +20,9 @@ from policies.admission import SizeFairness
 WINDOW_S = 30.0
 LEAST_ARRIVALS = 32
 EVERY_S = 0.5
+RECENT_S = (
+    5.0  # what waits and what came in this time fits into it: the overload is over, whatever the window remembers
+)
 TARGET_LATE = 0.03  # late refusals per dispatch at which the capacity is right
 STEP = 0.02
 HEADROOM = 0.75  # of the capacity is filled by those who pay while others do not: theirs is the shorter queue
@@ -71,8 +74,9 @@ class Price:
     def dispatched(self) -> None:
         self.factor = min(HIGHEST, self.factor * (1.0 + STEP * TARGET_LATE))
 
-    def set(self, capacity: float, now: float) -> None:
-        """New thresholds from the arrivals of the window. capacity: prefill seconds per second of the fleet."""
+    def set(self, capacity: float, now: float, waiting_s: float = float("inf")) -> None:
+        """New thresholds from the arrivals of the window. capacity: prefill seconds per second of the fleet;
+        waiting_s: prefill seconds of what is held, where that is known."""
         self._set_at = now
         while self._arrivals and self._arrivals[0][0] < now - WINDOW_S:
             self._asked_s -= self._arrivals.popleft()[1]
@@ -80,7 +84,11 @@ class Price:
         span = max(now - self._arrivals[0][0], 1.0) if count else 1.0
         budget = self.factor * capacity * span
         self.excess_s = max(0.0, self._asked_s - budget) / max(self.factor * capacity, 1e-3)
-        if count < LEAST_ARRIVALS or self._asked_s <= budget:
+        if (
+            count < LEAST_ARRIVALS
+            or self._asked_s <= budget
+            or waiting_s + self._recent_s(now) <= (self.factor * capacity * RECENT_S)
+        ):
             self.thresholds, self.exempt, self.excess_s = [FREE] * 4, frozenset(), 0.0
             return
         self.fairness.steer()
@@ -107,6 +115,15 @@ class Price:
                 low = price
         kept = self._kept(costs, low)
         self.thresholds = [q[k - 1] if 0 < k < len(q) else FREE if k else 0.0 for q, k in zip(costs, kept, strict=True)]
+
+    def _recent_s(self, now: float) -> float:
+        """What the arrivals of the last few seconds ask for."""
+        asked = 0.0
+        for at, cost, _, _ in reversed(self._arrivals):
+            if at < now - RECENT_S:
+                break
+            asked += cost
+        return asked
 
     def _excuse(self, budget: float) -> float:
         """Tenants that ask for about an equal share or less are exempt; answers the seconds they ask for."""

@@ -73,6 +73,15 @@ def test_after_the_burst_the_price_is_gone() -> None:
     assert not price.active
 
 
+def test_the_price_goes_as_soon_as_what_waits_and_what_comes_fits() -> None:
+    price = Price(SizeFairness(2.0))
+    offer(price, 40, 20, capacity=4.0)
+    price.set(4.0, 44.0, waiting_s=30.0)
+    assert price.active  # little came in the last five seconds, but half a minute of work waits
+    price.set(4.0, 44.0, waiting_s=0.0)
+    assert not price.active
+
+
 def test_a_session_that_was_refused_stays_refused_for_a_while() -> None:
     sticky = StickyRefusals()
     sticky.refuse("s", 10.0)
