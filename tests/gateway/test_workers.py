@@ -235,3 +235,22 @@ def test_sigterm_drains_every_hand(front: Gateway) -> None:
     assert [one.done for one in ended] == [True] * 4
     assert wait_for(lambda: front.server.process.poll() is not None, "it ends")
     assert front.server.process.returncode == 0
+
+
+def test_requests_that_were_held_are_answered_though_the_core_dies(fleet: Simulated, tmp_path: Path) -> None:
+    """More prefill than the replicas may have at once waits in the core's queue; it dies, and nobody waits for ever."""
+    with gateway(fleet.urls, tmp_path, config=QUICK) as front:
+        wait_for(lambda: front.metric("forebay_replica_available") == 2, "both replicas are in")
+        held_and_answered(front)
+
+
+def held_and_answered(front: Gateway) -> None:
+    text = "the sea gives it back as rain and the river takes it to the sea again " * 700
+    with ThreadPoolExecutor(24) as pool:
+        asked = [pool.submit(lambda i=i: post(front.url, chat(f"{i} {text}", max_tokens=1), **BIG)) for i in range(24)]
+        wait_for(lambda: seen(front, "forebay_held_requests"), "some are held")
+        os.kill(core_of(front), signal.SIGKILL)
+        statuses = sorted(one.result(timeout=100).status_code for one in asked)
+    assert set(statuses) <= {200, 429}
+    assert 200 in statuses
+    wait_for(lambda: quiet(front), "nothing is left")
