@@ -2,7 +2,7 @@
 # make test    linters, types and all tests that need no real vLLM
 # make test-vllm   the same gateway in front of two real vLLM replicas (FOREBAY_VLLM_DIR or FOREBAY_VLLM_URLS)
 # make bench-vllm  pacing in front of real replicas, judged by the clock: wants a quiet machine
-# make compiled    the same gateway with its hot modules as C extensions (needs a C compiler), tested; optional
+# make compiled    an experiment: the same gateway with its hot modules as C extensions (needs a C compiler), tested
 # make bench   CPU per request and per streamed event, beside vllm-router in the same run
 
 PYTHON ?= python3
@@ -47,7 +47,7 @@ bench-vllm: $(VENV)/.test
 compiled: $(VENV)/.test
 	$(BIN)/python deploy/compile.py $(COMPILED)
 	$(BIN)/python -m pytest -o pythonpath=$(COMPILED) -n $(TEST_JOBS) --dist loadfile tests/policies tests/gateway tests/stories
-	@echo 'PYTHONPATH=$(COMPILED) $(BIN)/forebay serve ... runs it; make bench BENCH_ARGS="--compiled $(COMPILED)" measures it'
+	@echo 'PYTHONPATH=$(COMPILED) $(BIN)/python -P -m loadtests.cli serve ... runs it; make bench BENCH_ARGS="--compiled $(COMPILED)" measures it'
 
 bench: $(VENV)/.demo
 	$(BIN)/python -m loadtests.bench $(BENCH_ARGS)
