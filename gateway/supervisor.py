@@ -63,6 +63,7 @@ class Supervisor:
     greet: bool = True
     children: dict[int, Child] = field(default_factory=dict)
     old: dict[int, Child] = field(default_factory=dict)  # of the program before, leaving
+    folders: tuple[str, ...] = ()  # of programs before
     _folder: str = ""
     _stopping_at: float | None = None
     _signals: list[int] = field(default_factory=list)
@@ -89,7 +90,8 @@ class Supervisor:
             while self.children or self.old:
                 self._turn(here)
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            for folder in (self._folder, *self.folders):
+                shutil.rmtree(folder, ignore_errors=True)
         return 0
 
     def _turn(self, woken: socket.socket) -> None:
@@ -234,7 +236,11 @@ class Supervisor:
                 log.error("not replaced: %s", line)
             return
         rows = [(c.slot, c.pid, c.line.fileno()) for c in [*self.children.values(), *self.old.values()]]
-        state = {"sockets": [s.fileno() for s in self.sockets], "children": rows, "folder": self._folder}
+        state = {
+            "sockets": [s.fileno() for s in self.sockets],
+            "children": rows,
+            "folders": [self._folder, *self.folders],
+        }
         for kept in [*self.sockets, *(c.line for c in self.children.values()), *(c.line for c in self.old.values())]:
             kept.set_inheritable(True)
         log.info("replacing the program; %d processes leave when their successors are there", len(rows))
@@ -272,6 +278,7 @@ def supervise(config: Config, path: Path | None, overrides: Mapping[str, Any]) -
     for extra in sockets[wanted:]:
         extra.close()
     made = Supervisor(config, path, overrides, sockets[:wanted], greet=handed is None, old=old)
+    made.folders = () if handed is None else tuple(handed["folders"])
     return made.run
 
 
