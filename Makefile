@@ -2,7 +2,6 @@
 # make test    linters, types and all tests that need no real vLLM
 # make test-vllm   the same gateway in front of two real vLLM replicas (FOREBAY_VLLM_DIR or FOREBAY_VLLM_URLS)
 # make bench-vllm  pacing in front of real replicas, judged by the clock: wants a quiet machine
-# make compiled    an experiment: the same gateway with its hot modules as C extensions (needs a C compiler), tested
 # make bench   CPU per request and per streamed event, beside vllm-router in the same run
 
 PYTHON ?= python3
@@ -13,9 +12,7 @@ BENCH_ARGS ?=
 TEST_ARGS ?=
 TEST_JOBS ?= 2
 
-COMPILED ?= build/compiled
-
-.PHONY: demo test test-vllm bench bench-vllm compiled lint format clean
+.PHONY: demo test test-vllm bench bench-vllm lint format clean
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,11 +40,6 @@ test-vllm: $(VENV)/.test
 
 bench-vllm: $(VENV)/.test
 	$(BIN)/python -m pytest -m timing tests/vllm $(TEST_ARGS)
-
-compiled: $(VENV)/.test
-	$(BIN)/python deploy/compile.py $(COMPILED)
-	$(BIN)/python -m pytest -o pythonpath=$(COMPILED) -n $(TEST_JOBS) --dist loadfile tests/policies tests/gateway tests/stories
-	@echo 'PYTHONPATH=$(COMPILED) $(BIN)/python -P -m loadtests.cli serve ... runs it; make bench BENCH_ARGS="--compiled $(COMPILED)" measures it'
 
 bench: $(VENV)/.demo
 	$(BIN)/python -m loadtests.bench $(BENCH_ARGS)

@@ -72,7 +72,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         rich_markup_mode="rich",
         pretty_exceptions_show_locals=False,  # locals may hold keys and prompts
         help="A routing gateway in front of vLLM replicas, and the load tests that judge it. Start: forebay demo. "
-        "Which version runs, and whether it is compiled: forebay --version",
+        "Which version runs: forebay --version",
     )
     app.callback()(lambda: None)  # keeps the name of a single command on the line
     for name in wanted:
@@ -86,7 +86,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     if sys.argv[1:] == ["--version"]:
-        from gateway.version import own_version  # only where it is asked for: it imports the core
+        from gateway.version import own_version
 
         print(f"forebay {own_version()}")
         return

@@ -23,8 +23,6 @@ from typing import Any
 
 import httpx
 
-from gateway.version import COMPILED
-
 SCHEMA = "forebay.provenance/1"
 LIBRARIES = ("forebay", "uvloop", "httptools", "orjson", "numpy", "scipy")
 SECRET = re.compile(r"(sk-|key|token|secret|password|bearer)", re.IGNORECASE)
@@ -46,7 +44,6 @@ def here(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(sys.argv if argv is None else argv),
         "code": code(),
-        "compiled": COMPILED,
         "python": platform.python_version(),
         "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
         "kernel": platform.release(),

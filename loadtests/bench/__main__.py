@@ -39,9 +39,6 @@ def run(
     ] = None,
     scenario: Annotated[list[str] | None, typer.Option(help="only scenarios whose name holds this text")] = None,
     router: Annotated[bool, typer.Option(help="measure vllm-router beside it")] = True,
-    compiled: Annotated[
-        Path | None, typer.Option(help="folder that `make compiled` filled: measures that build too", exists=True)
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="write the numbers as JSON into this file")] = None,
 ) -> None:
     """CPU time per request and per streamed event, beside vllm-router; exit status 1 if a bar is missed.
@@ -54,10 +51,7 @@ def run(
     if not wanted:
         console.print(f"--scenario: none of {', '.join(s.name for s in cost.SCENARIOS)} holds {scenario}")
         raise typer.Exit(2)
-    named = policy or ["round_robin", "least_request", "forebay"]
-    contenders: list[Contender] = [forebay(name) for name in named]
-    if compiled is not None:
-        contenders += [forebay(name, compiled=compiled.resolve()) for name in named]
+    contenders: list[Contender] = [forebay(name) for name in policy or ["round_robin", "least_request", "forebay"]]
     if router:
         executable = router_executable(console)
         ports = free_ports(2)

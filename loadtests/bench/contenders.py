@@ -17,7 +17,6 @@ from rich.console import Console
 
 ROUTER_VERSION = "0.1.17"
 ALL_ON = "forebay (all on)"
-COMPILED = ", compiled"
 FOREBAY = [sys.executable, "-c", "from loadtests.cli import main; main()"]
 
 
@@ -30,23 +29,16 @@ class Contender:
     ready_path: str = "/ready"
 
 
-def forebay(policy: str, workers: int = 1, compiled: Path | None = None) -> Contender:
-    """Our gateway; a bare policy dispatches at once, `forebay` has admission, late binding and pacing on.
-
-    compiled: the folder that `make compiled` filled; None runs the sources.
-    """
+def forebay(policy: str, workers: int = 1) -> Contender:
+    """Our gateway; a bare policy dispatches at once, `forebay` has admission, late binding and pacing on."""
     several = ["--workers", str(workers)] if workers > 1 else []
 
     def argv(port: int, urls: Sequence[str]) -> list[str]:
-        program, options = FOREBAY[0], FOREBAY[1:]
-        # -P: not from the working directory, where the sources are
-        start = [program, *options] if compiled is None else ["env", f"PYTHONPATH={compiled}", program, "-P", *options]
         replicas = [part for url in urls for part in ("--replica", url)]
-        return [*start, "serve", "--host", "127.0.0.1", "--port", str(port), "--policy", policy, *several, *replicas]
+        return [*FOREBAY, "serve", "--host", "127.0.0.1", "--port", str(port), "--policy", policy, *several, *replicas]
 
     name = ALL_ON if policy == "forebay" else f"forebay {policy}"
-    name = f"{name} x{workers}" if several else name
-    return Contender(name if compiled is None else name + COMPILED, argv)
+    return Contender(f"{name} x{workers}" if several else name, argv)
 
 
 def vllm_router(policy: str, executable: Path, metrics_port: int) -> Contender:

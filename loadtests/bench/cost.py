@@ -15,14 +15,14 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtests.bench import load, programs
-from loadtests.bench.contenders import ALL_ON, COMPILED, Contender
+from loadtests.bench.contenders import ALL_ON, Contender
 from loadtests.bench.processes import Server, free_ports, two_cores
 
 EVENTS = 128
@@ -61,7 +61,7 @@ class Bar:
 
 SIMPLE = "forebay round_robin"
 ROUND_ROBIN, CACHE_AWARE = "vllm-router round_robin", "vllm-router cache_aware"
-_BARS = (
+BARS = (
     Bar("short request", SIMPLE, ROUND_ROBIN, 0.9),
     Bar("32 KB prompt", SIMPLE, ROUND_ROBIN, 0.9),
     Bar("streamed event", SIMPLE, ROUND_ROBIN, 1.0),
@@ -70,7 +70,6 @@ _BARS = (
     Bar("400 KB prompt", ALL_ON, CACHE_AWARE, 0.6),
     Bar("streamed event", ALL_ON, ROUND_ROBIN, 1.0),
 )
-BARS = _BARS + tuple(replace(bar, contender=bar.contender + COMPILED) for bar in _BARS)
 
 
 @dataclass(slots=True)

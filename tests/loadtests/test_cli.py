@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from gateway.version import own_version
 from loadtests import cli
 
 
@@ -60,3 +61,11 @@ def test_our_own_broken_import_is_not_taken_for_a_missing_extra(monkeypatch: pyt
 def test_the_module_runs_as_a_program() -> None:
     done = subprocess.run([sys.executable, "-m", "loadtests.cli", "--help"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, "Usage: forebay" in done.stdout) == (0, True)
+
+
+def test_the_version_is_told_without_a_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["forebay", "--version"])
+    cli.main()
+    assert capsys.readouterr().out == f"forebay {own_version()}\n"
