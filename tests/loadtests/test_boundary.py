@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from loadtests import boundary, cli
+from loadtests import boundary, cli, demo
+from loadtests.offer import offer
+from loadtests.playground import Playground
 from loadtests.record import Record
 from loadtests.schedule import Schedule
 from policies.objectives import Partition
@@ -59,6 +64,32 @@ def test_recovery_after_a_burst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "boundary.json").read_text())
     assert found["recoveries"]["forebay"][0]["recovered_after_s"] == 0.0
+
+
+def test_a_live_probe_switches_the_policy_and_one_that_measured_the_generator_ends_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdicts = iter(["valid", "invalid"])
+
+    def judged(*arguments: Any) -> tuple[dict[str, Any], list[Record]]:
+        """The real run; how well this machine kept up is not the story."""
+        entry, records = run_once(*arguments)
+        return {**entry, "verdict": next(verdicts), "reasons": ["lag"]}, records
+
+    run_once = boundary.run_once
+    monkeypatch.setattr(boundary, "run_once", judged)
+    made = offer("unique", None, window_s=2.0, drain_s=20.0, objectives=("ttft=60s,tpot=10s",), form=None)
+    with Playground(demo.replica_settings(), 2, {"policy": {"name": "random"}}) as ground:
+        arms = [boundary.parse_arm(one, ground.url) for one in ("round_robin", "least_request")]
+        run = boundary.live_runner(Console(quiet=True), made, arms, ground.url, tuple(ground.replica_urls), None, 2.0)
+        schedule = made.schedule(0, 1.0)
+        records = run("least_request", schedule)
+        policy = httpx.get(f"{ground.url}/admin/policy", verify=False).json()
+        with pytest.raises(boundary.InvalidRunError, match=r"round_robin load 1.000: INVALID, lag"):
+            run("round_robin", schedule)
+    assert len(records) == len(schedule.rows) > 0
+    assert all(record.partition is not None and record.attempts >= 1 for record in records)
+    assert "least_request" in str(policy)
 
 
 @pytest.mark.parametrize(("more", "says"), [
