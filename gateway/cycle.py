@@ -162,12 +162,11 @@ class SplicedCycle(RequestResponseCycle):
 
     async def receive(self) -> Any:
         self._go_on()
-        if not self.disconnected and not self.response_complete:
-            if not self.parts and self.more_body:
-                self.flow.resume_reading()
-            if self.more_body or self._read:  # an empty body is one too
-                await self.message_event.wait()
-                self.message_event.clear()
+        waits = not self.parts and (self.more_body or self._read)  # an empty body is one too
+        if waits and not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()  # it may stand still: what is there is handed over first
+            self.message_event.clear()
+            await self.message_event.wait()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         body = b"".join(self.parts)

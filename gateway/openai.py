@@ -21,6 +21,7 @@ from gateway.errors import Code, GatewayError
 from policies.canonical import canonical_parts
 
 MOST_SESSION_CHARS = 256
+MOST_TOKENS, MOST_ANSWERS = 1 << 32, 1 << 24  # what a client may ask for counts as no more; the product is below 2**63
 _FORM_MODEL = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
@@ -124,12 +125,12 @@ def _fields(call: Call, document: dict[str, Any]) -> None:
     for name in _MAX_TOKENS:
         value = document.get(name)
         if type(value) is int and value > 0:
-            call.max_tokens = value
+            call.max_tokens = min(value, MOST_TOKENS)
             break
     n = document.get("n")
     prompt = document.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    call.answers = (n if type(n) is int and n > 0 else 1) * prompts
+    call.answers = min((n if type(n) is int and n > 0 else 1) * prompts, MOST_ANSWERS)
     previous = document.get("previous_response_id")
     call.previous_response = previous if isinstance(previous, str) else None
 

@@ -268,7 +268,8 @@ class WireProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._slow = None
         serving = self.serving
-        if serving is not None and not serving.response_complete and serving is self.cycle and serving.more_body:
+        reads = serving is not None and serving.limit_bytes is not None and not serving.response_complete
+        if reads and serving is self.cycle and serving.more_body:
             return  # its reader has the same limit, and answers in the API's own form
         self._refuse(GatewayError(Code.BODY_TOO_SLOW, f"no whole request within {self.body_timeout_s:g} s"))
 

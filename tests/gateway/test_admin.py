@@ -153,6 +153,24 @@ async def test_a_mistake_changes_nothing_and_says_where_it_is() -> None:
         assert not g.gateway.proxy.tenants.configured
 
 
+@pytest.mark.parametrize("spaces", [70_000, 1_000_000])
+async def test_a_large_change_arrives_whole(spaces: int) -> None:
+    """More than one read of the socket, and more than reading stops at until somebody takes it."""
+    async with running() as g:
+        body = b" " * spaces + b'{"pacing": {"enabled": false}}'
+        answer = await g.http.patch("/admin/config", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 200
+        assert g.gateway.control.config.pacing.enabled is False
+
+
+async def test_a_change_that_never_ends_is_408() -> None:
+    async with running(limits={"body_timeout_s": 0.1}) as g:
+        reader, writer = await asyncio.open_connection(g.http.base_url.host, g.http.base_url.port)
+        writer.write(b"PATCH /admin/config HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 29\r\n\r\nhalf")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
 async def test_rollback_returns_one_version_and_then_the_one_before() -> None:
     async with running() as g:
         for share in (0.5, 0.6):

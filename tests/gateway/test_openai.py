@@ -74,6 +74,7 @@ def test_everything_else_goes_as_it_came(path: str, fields: dict[str, Any], ask:
         ({"prompt": [1, 2, 3]}, 1),  # token ids of one prompt
         ({"prompt": [[1, 2], [3]], "n": 2}, 4),
         ({"prompt": []}, 1),
+        ({"n": 2**64 - 1}, 2**24),
     ],
 )
 def test_how_many_answers_a_call_makes(fields: dict[str, Any], answers: int) -> None:
@@ -87,6 +88,12 @@ def test_length_by_each_name_the_newest_first() -> None:
     assert read(max_tokens=0).max_tokens is None
     assert read(max_tokens=True).max_tokens is None
     assert read(max_tokens="5").max_tokens is None
+
+
+def test_what_a_client_asks_for_at_most_still_fits_into_a_journal_and_a_message() -> None:
+    call = read(n=2**64 - 1, max_tokens=2**64 - 1)
+    assert call.max_tokens == 2**32
+    assert orjson.loads(orjson.dumps(call.max_tokens * call.answers)) == 2**56
 
 
 def test_the_session_of_the_header_goes_before_those_of_the_body() -> None:
