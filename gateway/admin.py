@@ -8,11 +8,14 @@ that was refused, leaves one line: who, what, from what to what. `/admin/v1/X` i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import orjson
 from fastapi import Body, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
@@ -23,6 +26,24 @@ from gateway.config import ConfigError
 from gateway.control import Control
 from gateway.gauges import Gauges
 from policies import POLICIES
+
+
+class _Strict(Request):
+    """JSON as the data path reads it: without NaN, lone surrogates, and depth or numbers without an end."""
+
+    async def json(self) -> Any:
+        return orjson.loads(await self.body())
+
+
+class _StrictRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strictly(request: Request) -> Response:
+            return await handle(_Strict(request.scope, request.receive))
+
+        return strictly
+
 
 VERSION = "/admin/v1"  # the same paths, for scripts that want to be told when their meaning changes
 
@@ -36,6 +57,7 @@ def application(
         description="Control plane of the gateway. Everything under /admin needs the admin token, or loopback.",
         redoc_url=None,
     )
+    app.router.route_class = _StrictRoute
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -55,6 +77,11 @@ def application(
     async def mistaken(request: Request, error: ConfigError) -> JSONResponse:
         written(request, f"{request.method} {request.scope['path']}", error.lines, refused=True)
         return JSONResponse({"errors": error.lines}, 400)
+
+    @app.exception_handler(RequestValidationError)
+    async def unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
+        lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        return JSONResponse({"errors": lines}, 422)
 
     @app.exception_handler(KeyError)
     async def unknown(request: Request, error: KeyError) -> JSONResponse:

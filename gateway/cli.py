@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from gateway import banner
+from gateway import banner, plain_lines
 from gateway.config import Config, ConfigError, load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -47,7 +47,7 @@ def serve(
         overrides["listen"] = {k: v for k, v in (("host", host), ("port", port)) if v is not None}
     if workers is not None:
         overrides["workers"] = {"count": workers}
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    plain_lines.begin()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:

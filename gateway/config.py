@@ -12,7 +12,7 @@ import random
 import ssl
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -126,7 +126,7 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
 def parse(text: str, overrides: Mapping[str, Any] | None = None) -> Config:
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (ValueError, RecursionError) as e:  # also a number of thousands of digits, and tables without a bottom
         raise ConfigError([f"not valid TOML: {e}"]) from None
     return build(merged(raw, overrides or {}))
 
@@ -142,6 +142,8 @@ def merged(document: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 
 def build(document: Mapping[str, Any]) -> Config:
     """Checks a document as TOML or JSON gives it. Raises ConfigError with every mistake."""
+    if too_long := list(_too_long(document, "")):
+        raise ConfigError(too_long)
     try:
         config = Config.model_validate(document)
     except ValidationError as e:
@@ -154,10 +156,25 @@ def build(document: Mapping[str, Any]) -> Config:
 
 def checked(table: type[TableT], document: Mapping[str, Any], key: str) -> TableT:
     """One table that does not come from a file. Raises ConfigError with every mistake."""
+    if too_long := list(_too_long(document, key)):
+        raise ConfigError(too_long)
     try:
         return table.model_validate(document)
     except ValidationError as e:
         raise ConfigError([_line({**one, "loc": (key, *one["loc"])}, Config) for one in e.errors()]) from None
+
+
+def _too_long(document: Mapping[str, Any], key: str) -> Iterator[str]:
+    """Numbers that no journal, page or message between processes could carry."""
+    left: list[tuple[str, Any]] = [(key, document)]
+    while left:
+        at, value = left.pop()
+        if isinstance(value, Mapping):
+            left += [(f"{at}.{name}".lstrip("."), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            left += [(f"{at}[{i}]", inner) for i, inner in enumerate(value)]
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            yield f"{at}: must be a whole number of at most 64 bits"
 
 
 def _across(config: Config) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Body, FastAPI, Request
+from fastapi import Body, FastAPI, Query, Request
 
 from gateway.config import ConfigError, checked
 from gateway.control import Control
 from gateway.experiment_table import Experiment
+
+Why = Annotated[str, Query(max_length=500)]
 
 
 def mount(app: FastAPI, control: Control, changed: Callable[[Request, str, list[str]], dict[str, Any]]) -> None:
@@ -32,7 +34,7 @@ def mount(app: FastAPI, control: Control, changed: Callable[[Request, str, list[
         return changed(request, "experiment started", control.experiments.start(made, control.config))
 
     @app.post("/admin/experiment/stop")
-    async def stop(request: Request, arm: str | None = None, why: str = "stopped by an operator") -> dict[str, Any]:
+    async def stop(request: Request, arm: str | None = None, why: Why = "stopped by an operator") -> dict[str, Any]:
         """Ends it and keeps its results; ?arm=NAME returns one arm's traffic to the control."""
         return changed(request, "experiment stopped", control.experiments.stop(why, arm))
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gateway.sections import Name, RateOrNone, Share, Table
 from policies import POLICIES
-from policies.designs import Design, Plan
+from policies.designs import MOST_WEIGHT, Design, Plan
 from policies.guard import Rails
 from policies.settings import Settings, chosen
 
@@ -29,7 +29,7 @@ class Arm(Table):
     """Settings of that policy, as its documentation names them."""
     core: dict[str, Any] = Field(default={})
     """Changes to admission and pacing, as {pacing = false} or {backlog_s = 0.5}; only in a switchback."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=MOST_WEIGHT)
     """Share of the traffic, against the other arms; in a switchback of the time."""
 
 
@@ -42,13 +42,13 @@ class Experiment(Table):
     """What stays with its arm; requests without it are assigned one by one."""
     seed: int = 0
     """Seed of the assignment; gateways that share an experiment need the same."""
-    slice_s: float = Field(default=120.0, ge=1)
+    slice_s: float = Field(default=120.0, ge=1, le=31_536_000)
     """Length of a slice of time, of a switchback, a partition or a swinging split."""
     wash_s: float = Field(default=20.0, ge=0)
     """Beginning of each slice that is not counted, while queues and caches of the slice before wear off."""
     swing: Share = 0.8
     """How far a split of two arms swings its shares from slice to slice, to see interference; 0 keeps them."""
-    smallest: float = Field(default=0.02, gt=0, lt=1)
+    smallest: float = Field(default=0.02, ge=0.0001, lt=1)
     """Difference in attainment that would matter; the intervals are sharpest where it is found."""
     attainment_drop: RateOrNone = 0.05
     """Guard rail: an arm whose attainment is surely this far below the control's is stopped; "none" for no rail."""

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.experiment_table import Experiment
 from gateway.record import RequestRecord
 from policies.clusters import Clusters
-from policies.designs import Assigner, Assignment, Design, Plan, weighed, without
+from policies.designs import MOST_WEIGHT, Assigner, Assignment, Design, Plan, weighed, without
 from policies.effects import Counts
 from policies.guard import BIN_S, Breach, breach
 from policies.model import Outcome, Request
@@ -121,8 +121,9 @@ class Trial:
         for name, weight in weights.items():
             if name not in self.plan.arms:
                 raise ValueError(f'arm "{name}" is not known; one of {", ".join(self.plan.arms)} would be right')
-            if not 0.0 < weight < math.inf:
-                raise ValueError(f'weight of arm "{name}" is {weight}; a number above 0 would be right')
+            if not 0.0 < weight <= MOST_WEIGHT:
+                right = f"a number above 0 and up to {MOST_WEIGHT:g}"
+                raise ValueError(f'weight of arm "{name}" is {weight}; {right} would be right')
         if self.plan.design is Design.PARTITION:
             raise ValueError("the groups of a partition are of matched size; its weights cannot be changed")
         mixed = tuple(weights.get(name, w) for name, w in zip(self.plan.arms, self.plan.weights, strict=True))

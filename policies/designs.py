@@ -17,6 +17,8 @@ from math import floor
 
 from policies.assignment import bucket, hashed, order, pick, unit
 
+MOST_WEIGHT = 1e6  # of an arm: sums of weights stay finite, and slices of time longer than nothing
+
 
 class Design(StrEnum):
     SPLIT = "split"

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,6 +23,7 @@ from gateway.discovery.membership import Member
 from gateway.discovery.report import Report, SourceError
 from gateway.sections import Replica, Table
 
+MOST_BYTES = 16 * 1024 * 1024
 Look: TypeAlias = tuple[int, ...]
 
 
@@ -58,6 +61,10 @@ class WatchedFile:
             s = os.stat(self.path)
         except OSError as e:
             raise SourceError(f"{self.path}: cannot be read: {e.strerror}") from None
+        except ValueError as e:  # a zero byte in the path
+            raise SourceError(f"{self.path}: cannot be read: {e}") from None
+        if not stat.S_ISREG(s.st_mode) or s.st_size > MOST_BYTES:  # a pipe would never end, /dev/zero fill the memory
+            raise SourceError(f"{self.path}: must be a file of at most {MOST_BYTES} bytes")
         return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
     def _read(self, look: Look) -> list[Member] | None:
@@ -77,13 +84,12 @@ def members(text: str, path: Path) -> list[Member]:
         raise SourceError(f"{path}: is empty; `replicas = []` says that there is none")
     try:
         tables = ReplicaFile.model_validate(tomllib.loads(text)).replicas
-    except tomllib.TOMLDecodeError as e:
-        raise SourceError(f"{path}: not valid TOML: {e}") from None
     except ValidationError as e:
         raise SourceError(f"{path}: {'; '.join(lines_of(e, ReplicaFile))}") from None
-    names = [table.name for table in tables]
-    for name in names:
-        if names.count(name) > 1:
+    except (ValueError, RecursionError) as e:
+        raise SourceError(f"{path}: not valid TOML: {e}") from None
+    for name, times in Counter(table.name for table in tables).items():
+        if times > 1:
             raise SourceError(f'{path}: id "{name}" is there twice; give one of them another id')
     for i, table in enumerate(tables):
         if table.ca_file is not None and not is_pem(table.ca_file):

@@ -163,6 +163,29 @@ async def test_a_large_change_arrives_whole(spaces: int) -> None:
         assert g.gateway.control.config.pacing.enabled is False
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"policy": {"seed": 1e400}}',
+        b'{"policy": {"seed": NaN}}',
+        b'{"policy": {"seed": 99999999999999999999999}}',
+        b'{"limits": {"held_requests": 9223372036854775808}}',
+        b'{"model_classes": {"\\ud800": "standard"}}',
+        b"[" * 1000 + b"]" * 1000,
+        b"[" * 100_000,
+        b"5",
+        b"\xff",
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+async def test_json_that_could_not_be_shown_again_is_refused_in_words(body: bytes) -> None:
+    async with running() as g:
+        answer = await g.http.patch("/admin/config", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (400, 422)
+        assert answer.json()["errors"]
+        assert len(g.gateway.control.versions) == 1
+
+
 async def test_a_change_that_never_ends_is_408() -> None:
     async with running(limits={"body_timeout_s": 0.1}) as g:
         reader, writer = await asyncio.open_connection(g.http.base_url.host, g.http.base_url.port)

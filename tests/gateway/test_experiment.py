@@ -148,6 +148,18 @@ async def test_new_weights_begin_a_new_count_and_keep_the_old_one(sim: Fleet) ->
         assert wrong.json()["errors"] == ['arm "nobody" is not known; one of control, new would be right']
 
 
+@pytest.mark.parametrize("weight", [0, -1, 1e308, 10**18, True, "1"])
+async def test_a_weight_that_cannot_be_changes_nothing(sim: Fleet, weight: Any) -> None:
+    async with running(*sim.urls) as g:
+        assert (await g.http.post("/admin/experiment", json=TABLE)).status_code == 200
+        answer = await g.http.put("/admin/experiment/weights", json={"control": weight})
+        assert answer.status_code == 400
+        assert "a number above 0" in answer.json()["errors"][0]
+        trial = g.gateway.experiments.running
+        assert trial is not None
+        assert trial.plan.weights == (1.0, 1.0)
+
+
 async def test_the_policy_cannot_change_under_a_running_experiment(sim: Fleet) -> None:
     async with running(*sim.urls, experiment=TABLE) as g:
         refused = await g.http.put("/admin/policy", json={"name": "least_request"})

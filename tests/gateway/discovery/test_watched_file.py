@@ -107,3 +107,18 @@ def test_a_private_authority_has_to_be_there(tmp_path: Path) -> None:
 def test_one_id_for_two_replicas_is_refused() -> None:
     with pytest.raises(SourceError, match='id "x" is there twice; give one of them another id'):
         members('replicas = [{url = "http://a", id = "x"}, {url = "http://b", id = "x"}]', Path("f.toml"))
+
+
+async def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """A pipe would be waited for without end, and a device of zeros fill the memory."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        async with watching(path) as w:
+            await until(lambda: w.report.failures > 0)
+            assert w.report.trouble == f"{path}: must be a file of at most 16777216 bytes"
+
+
+@pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 5000], ids=["digits", "depth"])
+def test_text_that_the_parser_gives_up_on_is_named(text: str) -> None:
+    with pytest.raises(SourceError, match="not valid TOML"):
+        members(text, Path("f"))
