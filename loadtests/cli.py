@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 # name -> (module, panel of the help page). The command is the function of that name in the module
 # (dashes as underscores), or the command of that name in the module's own Typer `app`.
@@ -33,6 +34,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diagnose": ("loadtests.diagnose", "Evidence"),
 }
 OURS = ("gateway", "policies", "loadtests")
+UNAVAILABLE = "unavailable"
+# a command that cannot be imported says so whatever it is asked, for help too
+ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def command_function(name: str) -> Callable[..., Any]:
@@ -54,12 +58,31 @@ def command_function(name: str) -> Callable[..., Any]:
 
 
 def _missing(name: str, package: str) -> Callable[..., Any]:
+    needs = f"needs the package {package}: pip install 'forebay[loadtests]'"
+
     def unavailable() -> None:
-        typer.echo(f"forebay {name} needs the package {package}: pip install 'forebay[loadtests]'", err=True)
+        typer.echo(f"forebay {name} {needs}", err=True)
         raise typer.Exit(2)
 
-    unavailable.__doc__ = f"(needs the package {package}: pip install 'forebay[loadtests]')"
+    unavailable.__doc__ = escape(f"({needs})")  # [loadtests] is no markup
+    unavailable.__dict__[UNAVAILABLE] = True
     return unavailable
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from gateway.version import own_version
+
+        typer.echo(f"forebay {own_version()}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Which version runs.")
+    ] = False,
+) -> None:
+    """Options of no command."""
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
@@ -71,14 +94,15 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_show_locals=False,  # locals may hold keys and prompts
-        help="A routing gateway in front of vLLM replicas, and the load tests that judge it. Start: forebay demo. "
-        "Which version runs: forebay --version",
+        help="A routing gateway in front of vLLM replicas, and the load tests that judge it. Start: forebay demo.",
     )
-    app.callback()(lambda: None)  # keeps the name of a single command on the line
+    app.callback(help=app.info.help)(_root)  # also keeps the name of a single command on the line
     for name in wanted:
         found = command_function(name)
         if isinstance(found, typer.Typer):  # a command of commands
             app.add_typer(found, name=name, rich_help_panel=COMMANDS[name][1])
+        elif UNAVAILABLE in found.__dict__:
+            app.command(name, rich_help_panel=COMMANDS[name][1], context_settings=ANY_ARGUMENTS)(found)
         else:
             app.command(name, rich_help_panel=COMMANDS[name][1])(found)
     return app
@@ -86,10 +110,10 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     if sys.argv[1:] == ["--version"]:
-        from gateway.version import own_version
-
-        print(f"forebay {own_version()}")
-        return
+        try:
+            _tell_version(True)  # without importing every command
+        except typer.Exit:
+            return
     try:
         build(sys.argv[1:])(prog_name="forebay")
     except KeyboardInterrupt:  # while a command was still being imported

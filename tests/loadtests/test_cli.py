@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from gateway.version import own_version
@@ -36,16 +35,29 @@ def test_an_unknown_command_is_bad_usage() -> None:
     assert result.exit_code == 2
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_numpy(name: str) -> None:
-        raise ModuleNotFoundError(name="numpy")
+@pytest.mark.parametrize("arguments", [[], ["runs/chat", "--title", "x"], ["--help"]])
+def test_a_missing_extra_is_named_whatever_was_asked(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    without_matplotlib(monkeypatch)
+    result = CliRunner().invoke(cli.build(["report"]), ["report", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr == "forebay report needs the package matplotlib: pip install 'forebay[loadtests]'\n"
 
-    monkeypatch.setitem(cli.COMMANDS, "simulate", ("loadtests.cli", "Evidence"))
-    monkeypatch.setattr(cli.importlib, "import_module", no_numpy)
-    function = cli.command_function("simulate")
-    with pytest.raises(typer.Exit) as left:
-        function()
-    assert left.value.exit_code == 2
+
+def test_the_help_page_names_the_extra_that_a_command_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_matplotlib(monkeypatch)
+    page = " ".join(CliRunner().invoke(cli.build(["--help"]), ["--help"]).output.replace("│", " ").split())
+    assert "(needs the package matplotlib: pip install 'forebay[loadtests]')" in page
+
+
+def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = cli.importlib.import_module
+
+    def no_matplotlib(name: str) -> object:
+        if name == "loadtests.report":
+            raise ModuleNotFoundError(name="matplotlib")
+        return imported(name)
+
+    monkeypatch.setattr(cli.importlib, "import_module", no_matplotlib)
 
 
 def test_our_own_broken_import_is_not_taken_for_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +81,9 @@ def test_the_version_is_told_without_a_command(
     monkeypatch.setattr("sys.argv", ["forebay", "--version"])
     cli.main()
     assert capsys.readouterr().out == f"forebay {own_version()}\n"
+
+
+def test_the_version_is_among_the_options_of_the_help_page() -> None:
+    page = CliRunner().invoke(cli.build(["--help"]), ["--help"]).output
+    assert "Which version runs." in next(line for line in page.splitlines() if "--version" in line)
+    assert CliRunner().invoke(cli.build(["demo"]), ["--version"]).output == f"forebay {own_version()}\n"
