@@ -72,6 +72,8 @@ class LateBinding:
         choice = self._choose(tracked, pool, now)
         self._set_latest_start(tracked, pool)
         tight = self.settings.admission and sheddable and now > tracked.latest_start
+        if tight and tracked.tried:  # it was let in and a replica failed it: late is better than an error
+            return [*before, self._send_least_late(tracked, pool, now)]
         if tight and not self._worth_a_try(tracked, choice, now):
             best = self.dispatcher.sight.best_start_s
             margin = self.dispatcher.margins.bound(request.service_class, best) - best
@@ -200,17 +202,17 @@ class LateBinding:
             _, _, tracked = heapq.heappop(self._expiry)
             if not tracked.held or tracked.latest_start > now:
                 continue
-            request = tracked.request
-            if self.settings.admission and tracked.service_class.sheddable:
+            if self.settings.admission and tracked.service_class.sheddable and not tracked.tried:
                 decisions.append(self.refuse(tracked, "infeasible", now))
-                continue
-            pool = self.dispatcher.fleet.pool(request)
-            choice = self._choose(tracked, pool, now, feasible_only=False)
-            if choice.replica_id is None:
-                decisions.append(self.refuse(tracked, "no_replica", now))
-            else:  # it may not be refused: least late
-                decisions.append(self._send(tracked, pool, choice, now))
+            else:
+                decisions.append(self._send_least_late(tracked, self.dispatcher.fleet.pool(tracked.request), now))
         return decisions
+
+    def _send_least_late(self, tracked: Tracked, pool: Pool, now: float) -> Decision:
+        """What may not be refused any more goes where it is least late."""
+        choice = self._choose(tracked, pool, now, feasible_only=False)
+        known = choice.replica_id is not None
+        return self._send(tracked, pool, choice, now) if known else self.refuse(tracked, "no_replica", now)
 
     def _capacity(self, pool: Pool) -> float:
         """Prefill seconds per second that a pool is believed to serve for this gateway."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import pytest
 
@@ -72,3 +73,28 @@ async def test_a_stream_that_fell_silent_behind_a_shut_port_ends_with_an_error()
         answer = await asked
     assert answer.text.count('"error"') == 1
     assert (exchange.record.outcome, exchange.record.reason) == ("truncated", "idle_timeout")
+
+
+async def test_a_request_whose_objective_passed_on_a_hung_replica_is_answered_late_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet = {"health": {"hang_s": 600.0}, "policy": {"name": "forebay"}}
+    async with Fleet.of(ReplicaSettings(), 2) as fleet, running(*fleet.urls, **quiet) as g:
+        for member in fleet.members:
+            member.order(Command("hang"))
+        body = {"model": "sim", "messages": [{"role": "user", "content": "now"}], "max_tokens": 2, "stream": True}
+        headers = {"x-slo-ttft-ms": "400"}
+        asked = asyncio.create_task(g.http.post("/v1/chat/completions", json=body, headers=headers))
+        await until(lambda: any(not e.held and e.record.attempts for e in g.gateway.proxy.live))
+        exchange: Exchange = next(iter(g.gateway.proxy.live))
+        assert exchange.admission is not None
+        objective = exchange.admission.request.ttft_deadline
+        assert objective is not None
+        await until(lambda: time.monotonic() > objective)
+        first = exchange.record.attempts[0].replica_id
+        fleet.members[1 if first == "r0" else 0].order(Command("clear"))
+        g.gateway.proxy.give_up_on(first)
+        answer = await asked
+    assert answer.status_code == 200
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert [a.detail for a in exchange.record.attempts] == ["first_event_timeout", ""]

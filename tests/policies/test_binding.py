@@ -125,6 +125,28 @@ def test_held_requests_survive_the_loss_of_the_replica_they_waited_for() -> None
     assert said(b.fleet_event(Returned("a"), 0.5)) == ["send r2"]
 
 
+def test_who_was_let_in_and_failed_by_a_replica_is_answered_late_rather_than_not() -> None:
+    b = balancer("a", "b")
+    (first,) = b.submit(chat("r1", ttft_s=2.0), 0.0)
+    assert isinstance(first, Dispatch)
+    (again,) = b.failed("r1", Outcome.ERROR, 10.0)  # its engine hung; the two seconds are long over
+    assert isinstance(again, Dispatch)
+    assert {first.replica_id, again.replica_id} == {"a", "b"}
+    assert said(b.failed("r1", Outcome.ERROR, 20.0)) == ["shed r1"]  # nobody is left to try
+
+
+def test_who_waits_for_a_second_try_goes_when_its_time_is_over() -> None:
+    b = balancer("a", "b")
+    b.submit(chat("r1", tokens=1_000), 0.0)
+    b.submit(chat("long1", tokens=40_000), 0.0)
+    b.submit(chat("long2", tokens=40_000), 0.0)
+    (hold,) = b.failed("r1", Outcome.ERROR, 0.1)
+    assert isinstance(hold, Hold)
+    sent = said(b.wake(hold.until))
+    assert "send r1" in sent
+    assert "shed r1" not in sent
+
+
 def test_a_replica_that_says_it_is_full_is_left_alone_for_a_moment() -> None:
     b = balancer("a")
     b.submit(chat("r1"), 0.0)
