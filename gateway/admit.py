@@ -160,7 +160,7 @@ def admit(
     if endpoint.kind is Kind.STATEFUL:
         holders = [pinning.holder(proxy, response_id(scope["path"]))]
         request = Request(id=_id(), model="", received_at=record.received_at, generates=False, streams=False)
-        record.kind, record.streams = endpoint.kind, False
+        record.kind, record.streams, record.service_class = endpoint.kind, False, config.default_class
         return Admission(proxy, endpoint, call, request, proxy.service_class(config.default_class), None, holders)
     name = call.model or proxy.default_model()
     target = proxy.fleet.resolve(name) if name else None

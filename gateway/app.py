@@ -84,7 +84,7 @@ class Gateway:
             self.sharing = share(config.redis, environ, self.balancer, lambda: self.proxy.tenants)
             self.scheduler = self.sharing.scheduler
         self.version, self.begun_at = own_version(), time.monotonic()
-        self.metrics = Metrics(config.classes, self.version, self.gauges)
+        self.metrics = Metrics(config.classes, self.version, self.gauges, config.tenants)
         self.recent = Recent()
         self.live = live.Live(lambda now: snapshot(self, now))
         self.fleet = Fleet(

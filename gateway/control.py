@@ -143,7 +143,7 @@ class Control:
         self.members.told(CONFIGURATION, [Member(table) for table in config.replicas])
         self.sources.configure(config.discovery)
         self.watch.configure(config.health, config.scrape)
-        self.metrics.classes = frozenset(config.classes)
+        self.metrics.classes, self.metrics.tenants = frozenset(config.classes), frozenset(config.tenants)
         self.experiments.leave(before, config)
         self.scheduler.reclass(config.service_classes())
         self.shadows.configure(config.shadow)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -106,13 +107,19 @@ class GatewayError(Exception):
         return FORMS[self.code][0]
 
 
-def shed(reason: str, retry_after_s: float | None) -> GatewayError:
+def shed(reason: str, retry_after_s: float | None, objectives_s: Mapping[str, float] | None = None) -> GatewayError:
     """The refusal for a reason of the core; an unknown reason is our fault, never a silent 200.
 
-    retry_after_s: when the core predicts room for it; None: there never will be for this request."""
+    retry_after_s: when the core predicts room for it; None: there never will be for this request.
+    objectives_s: what it had to meet, in seconds from receipt, as {"first token": 0.2}."""
     code = Code(reason) if reason in Code._value2member_map_ else Code.INTERNAL
     message = SHED_MESSAGES.get(code, f"refused: {reason}")
     hopeless = code is Code.EXPIRED or (code is Code.INFEASIBLE and retry_after_s is None)
+    if code is Code.INFEASIBLE:
+        if hopeless:
+            message = "not even an idle replica could meet the objectives of this request"
+        within = ", ".join(f"{what} within {s * 1000:.0f} ms" for what, s in (objectives_s or {}).items())
+        message += f": {within}" if within else ""
     return GatewayError(code, message, None if hopeless else retry_after_s, retriable=False if hopeless else None)
 
 

@@ -58,6 +58,7 @@ class Exchange(Reply):
         record.outcome = Outcome.CANCELLED  # what a cancelled task leaves behind
         try:
             tenant = self.proxy.authenticate(self.headers)
+            record.tenant = None if tenant is None else tenant.name
             body = client.take_body(limits.max_body_bytes)
             if body is None:
                 body = await client.read_body(limits.max_body_bytes, limits.body_timeout_s, self.proxy.door)

@@ -33,13 +33,21 @@ Counts: TypeAlias = defaultdict[tuple[str, ...], int]
 class Metrics(Collector):
     """`record` and `event` feed it; the Prometheus registry calls `collect`."""
 
-    def __init__(self, classes: Iterable[str], version: str, gauges: Callable[[], Gauges] = Gauges) -> None:
+    def __init__(
+        self,
+        classes: Iterable[str],
+        version: str,
+        gauges: Callable[[], Gauges] = Gauges,
+        tenants: Iterable[str] = (),
+    ) -> None:
         self.classes = frozenset(classes)
+        self.tenants = frozenset(tenants)
         self.gauges = gauges
         self._version = version
         self._tallies = {name: Tally() for name in self.classes}
         self._choices: Counts = defaultdict(int)
         self._by_policy: Counts = defaultdict(int)  # policy, arm of an experiment, partition
+        self._by_tenant: Counts = defaultdict(int)  # tenant of the configuration, outcome
         self._attempts: Counts = defaultdict(int)
         self._ejections: Counts = defaultdict(int)
         self._returns: Counts = defaultdict(int)
@@ -57,6 +65,8 @@ class Metrics(Collector):
         tally.count(r)
         if r.partition is not None:
             self._by_policy[r.policy, r.arm or "", r.partition.value] += 1
+        if r.tenant is not None:
+            self._by_tenant[known(r.tenant, self.tenants), str(r.outcome)] += 1
         self._client_retries += r.client_retry > 0
         if r.attempts:
             for attempt in r.attempts:
@@ -130,6 +140,12 @@ class Metrics(Collector):
             "Tokens by kind and by where the number comes from.",
             ("service_class", "kind", "source"),
             {(name, *key): n for name, t in tallies for key, n in t.tokens.items()},
+        )
+        yield _counter(
+            "forebay_tenant_requests",
+            "Requests that ended, by tenant; those without a known key are no tenant's.",
+            ("tenant", "outcome"),
+            self._by_tenant,
         )
         yield _counter("forebay_choices", "Dispatches by reason of the policy.", ("policy", "reason"), self._choices)
         yield _counter(

@@ -111,6 +111,9 @@ class Reply(Driven):
 
     def _refuse(self, error: GatewayError, failure: Failure | None = None) -> None:
         record = self.record
+        if self.admission is None and not record.policy:  # refused before its class was settled
+            tenants = self.proxy.tenants
+            record.service_class = tenants.likely_class(record.tenant, self.headers.get(b"x-service-class", b""))
         record.reason = error.code if failure is None else failure.detail
         record.outcome = retry.OF_CODE.get(error.code, Outcome.CLIENT_ERROR) if failure is None else failure.outcome
         api = self.endpoint.api

@@ -151,12 +151,12 @@ class Tenants:
             scheme, _, rest = authorization.partition(" ")
             key = rest.strip() if scheme.lower() == "bearer" else key
         if not key:
-            raise GatewayError(Code.NO_KEY, "an API key is needed: send Authorization: Bearer KEY")
+            raise GatewayError(Code.NO_KEY, "an API key is needed: send Authorization: Bearer KEY, or x-api-key")
         wanted = digest(key)
         for known, tenant in self._by_digest.get(wanted[:4], ()):
             if hmac.compare_digest(known, wanted):
                 return tenant
-        raise GatewayError(Code.BAD_KEY, "this API key is not known here")
+        raise GatewayError(Code.BAD_KEY, "this API key is not known here; check the key, or ask the operator for one")
 
     def service_class(self, tenant: Tenant | None, header: str | None, model: str) -> str:
         """Header, else the model's class, else the tenant's, else the gateway's. Raises 400 or 403."""
@@ -173,17 +173,30 @@ class Tenants:
             raise GatewayError(Code.CLASS_NOT_ALLOWED, f"this key may use the classes {names}, not {wanted}")
         return wanted
 
+    def likely_class(self, name: str | None, header: bytes) -> str:
+        """The class that a request refused at the door is counted under: the one asked for, where it is known."""
+        asked = header.decode("latin-1")
+        if asked in self.classes:
+            return asked
+        tenant = self.by_name.get(name or "")
+        return tenant.default_class if tenant and tenant.default_class else self.default_class
+
     def admit(self, tenant: Tenant | None, estimated_tokens: int, now: float) -> Lease | None:
         """Charges the tenant's limits. Raises 429 over_quota, charging nothing, with the time until it would pass."""
         if tenant is None:
             return None
         if tenant.concurrency is not None and tenant.open >= tenant.concurrency:
-            message = f"this key may have {tenant.concurrency} requests open at once"
+            message = f"this key may have {tenant.concurrency} requests open at once; wait until one ends"
             raise GatewayError(Code.OVER_QUOTA, message, retry_after_s=1.0)
         waits = ((tenant.requests.wait_s(1, now), "requests"), (tenant.tokens.wait_s(estimated_tokens, now), "tokens"))
         wait_s, what = max(waits)
         if wait_s > 0:
-            raise GatewayError(Code.OVER_QUOTA, f"this key is over its rate of {what}", retry_after_s=wait_s)
+            limit = tenant.requests if what == "requests" else tenant.tokens
+            message = (
+                f"this key is over its rate of {what}: {limit.rate:g} {what} per second, "
+                f"{limit.burst:g} at once; wait as long as Retry-After says"
+            )
+            raise GatewayError(Code.OVER_QUOTA, message, retry_after_s=wait_s)
         tenant.requests.take(1, now)
         tenant.tokens.take(estimated_tokens, now)
         tenant.open += 1

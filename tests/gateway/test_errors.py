@@ -54,6 +54,17 @@ def test_clients_are_told_when_a_retry_cannot_succeed() -> None:
         assert told[b"retry-after"] in (b"3", b"4")
 
 
+def test_what_no_idle_replica_could_do_is_not_said_to_be_impossible_only_now() -> None:
+    told = errors.shed("infeasible", None, {"first token": 0.05})
+    assert told.message == (
+        "not even an idle replica could meet the objectives of this request: first token within 50 ms"
+    )
+    later = errors.shed("infeasible", 3.0, {"first token": 0.05, "end": 2.0})
+    assert later.message == (
+        "no replica can meet the objectives of this request now: first token within 50 ms, end within 2000 ms"
+    )
+
+
 @pytest.mark.parametrize(
     ("reason", "status"),
     [

@@ -77,7 +77,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_every_series_has_its_name_and_only_its_own_labels() -> None:
     metrics = Metrics(CLASSES, "0.1.0", lambda: STATE)
-    metrics.record(finished())
+    metrics.record(finished(tenant="alice"))
     metrics.event(Ejected("a", "refused"))
     metrics.event(Returned("a", half_open=True))
     metrics.event(Restarted("a"))
@@ -88,6 +88,7 @@ def test_every_series_has_its_name_and_only_its_own_labels() -> None:
         "forebay_requests_total": {of_class, "outcome", "reason"},
         "forebay_partitions_total": {of_class, "partition"},
         "forebay_tokens_total": {of_class, "kind", "source"},
+        "forebay_tenant_requests_total": {"tenant", "outcome"},
         "forebay_choices_total": {"policy", "reason"},
         "forebay_policy_requests_total": {"policy", "arm", "partition"},
         "forebay_retries_total": set(),
@@ -177,9 +178,17 @@ def test_retries_are_the_attempts_after_the_first() -> None:
     assert value(metrics, "forebay_attempts_total", replica="b", outcome="error", reason="refused") == 1
 
 
+def test_requests_are_counted_by_tenant_of_the_configuration() -> None:
+    metrics = Metrics(CLASSES, "0.1.0", tenants=["alice"])
+    for tenant in ("alice", "alice", "gone", None):
+        metrics.record(finished(tenant=tenant))
+    assert value(metrics, "forebay_tenant_requests_total", tenant="alice", outcome="success") == 2.0
+    assert value(metrics, "forebay_tenant_requests_total", tenant="other", outcome="success") == 1.0
+
+
 def test_whatever_clients_send_there_is_never_a_new_series() -> None:
     metrics = Metrics(CLASSES, "0.1.0", lambda: STATE)
-    metrics.record(finished(service_class="other", reason="other"))
+    metrics.record(finished(service_class="other", reason="other", tenant="other"))
     metrics.record(finished(service_class="x", reason="x", choice_reason="x"))
     before = set(page(metrics))
     for i in range(50):

@@ -246,6 +246,29 @@ async def test_with_keys_configured_they_are_checked_and_never_passed_on() -> No
         assert (await g.record(3)).tenant == "team"
 
 
+async def test_what_is_refused_at_the_door_is_recorded_under_its_tenant_and_class() -> None:
+    key = hashlib.sha256(b"secret").hexdigest()
+    settings = f'limits.max_body_bytes = 100\n[tenants.team]\nkeys_sha256 = ["{key}"]\nclasses = ["standard"]\n'
+    async with replica(playing(GOOD_WHOLE)) as a, gateway(a, settings=settings) as g:
+        batch, secret = "x-service-class: batch\r\n", "x-api-key: secret\r\n"
+        for body, header in (
+            (WHOLE, secret + batch),  # not its class
+            (WHOLE, "x-api-key: wrong\r\n" + batch),
+            (WHOLE, "x-service-class: interactive\r\n"),
+            (WHOLE, secret + "x-service-class: unheard-of\r\n"),
+            (b" " * 200, secret + batch),
+        ):
+            await g.post("/v1/completions", body, header)
+        await g.record(4)
+        assert [(r.reason, r.tenant, r.service_class) for r in g.records] == [
+            ("class_not_allowed", "team", "batch"),
+            ("bad_key", None, "batch"),
+            ("no_key", None, "interactive"),
+            ("malformed", "team", "standard"),
+            ("too_large", "team", "batch"),
+        ]
+
+
 async def test_cheap_calls_bypass_the_core() -> None:
     async with replica(playing([whole(b"200 OK", b'{"count":3}')])) as a, gateway(a) as g:
         for path in ("/tokenize", "/v1/messages/count_tokens"):
