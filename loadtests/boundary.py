@@ -24,7 +24,7 @@ from loadtests import profiles, provenance, replay, screen
 from loadtests.campaign import Fleet, simulate_arm
 from loadtests.compare import LiveArm, Plan, parse_arm, run_once
 from loadtests.drive import Behaviour
-from loadtests.offer import OBJECTIVE_HELP, Offer, offer
+from loadtests.offer import CONFIG_HELP, OBJECTIVE_HELP, Offer, classes_of, offer
 from loadtests.record import Record
 from loadtests.recovery import Burst, Recovery, recovery, settled
 from loadtests.requests import Shape
@@ -108,6 +108,7 @@ def boundary(
     workload: Annotated[str | None, typer.Option(help="A built-in workload.")] = None,
     trace: Annotated[Path | None, typer.Option(help="A public trace or a gateway journal.")] = None,
     trace_format: Annotated[str | None, typer.Option("--format", help="Format of the trace, if not seen.")] = None,
+    config: Annotated[Path | None, typer.Option(help=CONFIG_HELP)] = None,
     target: Annotated[float, typer.Option(help="Attainment to keep.", min=0.01, max=0.999)] = 0.95,
     start: Annotated[float, typer.Option("--from", help="Load of the first probe.")] = 1.0,
     seeds: Annotated[int, typer.Option(help="Blocks of a probe.", min=1)] = 2,
@@ -131,7 +132,8 @@ def boundary(
     live = gateway is not None or any("=" in one for one in arm)
     try:
         made = offer(
-            workload, trace, window_s=window, drain_s=drain, objectives=objective or (), form=trace_format
+            workload, trace, window_s=window, drain_s=drain, objectives=objective or (), form=trace_format,
+            classes=classes_of(config),
         )  # fmt: skip
         shaken = Burst.parse(burst) if burst else None
         if shaken and shaken.at_s + shaken.lasts_s >= window:

@@ -21,7 +21,7 @@ from rich.console import Console
 from loadtests import engine_watch, pairing, provenance, replay, retry, screen, senders, simulated
 from loadtests.client import Target
 from loadtests.drive import Behaviour
-from loadtests.offer import OBJECTIVE_HELP, Offer, offer
+from loadtests.offer import CONFIG_HELP, OBJECTIVE_HELP, Offer, classes_of, offer
 from loadtests.record import Record
 from loadtests.requests import Shape
 from loadtests.results import finite
@@ -60,6 +60,7 @@ def compare(
     workload: Annotated[str | None, typer.Option(help="A built-in workload.")] = None,
     trace: Annotated[Path | None, typer.Option(help="A public trace or a gateway journal.")] = None,
     trace_format: Annotated[str | None, typer.Option("--format", help="Format of the trace, if not seen.")] = None,
+    config: Annotated[Path | None, typer.Option(help=CONFIG_HELP)] = None,
     drain: Annotated[float | None, typer.Option(help="Seconds D after W in which answers still count.")] = None,
     load: Annotated[float, typer.Option(help="Multiple of the source's own rate.")] = 1.0,
     seeds: Annotated[int, typer.Option(help="Blocks; 5 or more for a claim.", min=1)] = 5,
@@ -94,7 +95,7 @@ def compare(
             raise replay.SetupError(f"--retries {retries!r}: none or official would be right")
         made = offer(
             workload, trace, window_s=window, drain_s=drain, objectives=objective or (), form=trace_format,
-            thin_to=thin, longest_prompt=longest_prompt,
+            thin_to=thin, longest_prompt=longest_prompt, classes=classes_of(config),
         )  # fmt: skip
         name = model or asyncio.run(replay.first_model(arms[0].url, key))
         shape = Shape(name, endpoint, time_scale=time_scale)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gateway import config as gateway_config
 from loadtests import traces
 from loadtests.schedule import Schedule, ScheduleError
 from loadtests.source import Generator, Source, cap_prompts, cap_sessions, thin
@@ -24,6 +25,7 @@ from policies.model import ServiceClass
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 AMOUNT = re.compile(r"^\s*([0-9.]+(?:e-?[0-9]+)?)\s*(us|ms|s|m|h)\s*$")
 OBJECTIVE_HELP = "Objectives, like ttft=2s+0.25ms/token,tpot=80ms; a class by its name: batch:e2e=300s."
+CONFIG_HELP = "Gateway configuration, for its classes and their objectives."
 EXAMPLE = "ttft=2s+0.25ms/token,tpot=80ms"
 
 
@@ -54,7 +56,7 @@ def offer(
     max_turns: int | None = None,
     classes: Mapping[str, ServiceClass] | None = None,
 ) -> Offer:
-    """`classes` of a configuration stand over the built-in ones.
+    """`classes` of a configuration (`classes_of`) stand over the built-in ones.
 
     Raises ScheduleError naming the option, its value and what would be right.
     """
@@ -88,6 +90,11 @@ def offer(
     if drain < 0.0:
         raise ScheduleError(f"--drain {drain:g}: at least 0 seconds would be right")
     return Offer(source, judged, window_s, drain)
+
+
+def classes_of(config: Path | None) -> Mapping[str, ServiceClass] | None:
+    """The classes of a gateway configuration, for `offer`; None without one. Raises gateway.config.ConfigError."""
+    return None if config is None else gateway_config.load(config).service_classes()
 
 
 def with_objective(classes: Mapping[str, ServiceClass], text: str) -> dict[str, ServiceClass]:

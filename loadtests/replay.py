@@ -14,11 +14,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from gateway.config import ConfigError
 from loadtests import engine_watch, provenance, quality, results, retry, screen, senders, simulated
 from loadtests.client import BadUrlError, Target
 from loadtests.drive import Behaviour
 from loadtests.live_result import summarise
-from loadtests.offer import OBJECTIVE_HELP, offer
+from loadtests.offer import CONFIG_HELP, OBJECTIVE_HELP, classes_of, offer
 from loadtests.record import Record
 from loadtests.requests import Shape, ShapeError
 from loadtests.schedule import Schedule, ScheduleError
@@ -31,7 +32,9 @@ class SetupError(ValueError):
     """Something asked for on the command line cannot be; the text names it. Exit status 2."""
 
 
-BAD_USAGE = (SetupError, ScheduleError, ShapeError, BadUrlError, provenance.FactsError, quality.CheckError)
+BAD_USAGE = (
+    SetupError, ScheduleError, ShapeError, BadUrlError, ConfigError, provenance.FactsError, quality.CheckError,
+)  # fmt: skip
 
 
 def replay(
@@ -41,6 +44,7 @@ def replay(
     workload: Annotated[str | None, typer.Option(help="A built-in workload: chat, coding, rag, unique, ...")] = None,
     trace: Annotated[Path | None, typer.Option(help="A public trace or a gateway journal, plain or .gz.")] = None,
     trace_format: Annotated[str | None, typer.Option("--format", help="Format of the trace, if not seen.")] = None,
+    config: Annotated[Path | None, typer.Option(help=CONFIG_HELP)] = None,
     drain: Annotated[float | None, typer.Option(help="Seconds D after W in which answers still count.")] = None,
     load: Annotated[float, typer.Option(help="Multiple of the source's own rate.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Chooses the piece of the source and all chance.")] = 0,
@@ -78,7 +82,7 @@ def replay(
         Target.parse(url)
         made = offer(
             workload, trace, window_s=window, drain_s=drain, objectives=objective or (), form=trace_format,
-            thin_to=thin, longest_prompt=longest_prompt,
+            thin_to=thin, longest_prompt=longest_prompt, classes=classes_of(config),
         )  # fmt: skip
         schedule = made.schedule(seed, load)
         known = provenance.facts_file(facts)

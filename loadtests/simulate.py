@@ -100,8 +100,8 @@ def simulate(
     Example: forebay simulate --workload chat --replicas 8 --policy round_robin --policy forebay --load 0.5,1,2
     --window 300 --seeds 5 --objective ttft=2s+0.25ms/token,tpot=80ms --out runs/chat
 
-    Example: forebay simulate --trace journal.jsonl --replicas 4 --policy forebay --policy least_work --seeds 1
-    --window 600 --out runs/yesterday     (a gateway's journal: what would others have done?)
+    Example: forebay simulate --trace journal.jsonl --config gateway.toml --replicas 4 --policy forebay
+    --policy least_work --seeds 1 --window 600 --out runs/yesterday     (a journal: what would others have done?)
     """
     console = Console(width=None if sys.stdout.isatty() else 120)
     began = time.perf_counter()

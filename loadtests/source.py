@@ -191,7 +191,10 @@ def cap_sessions(source: Source, think_s: float = math.inf, turns: int | None = 
 def _class(classes: Mapping[str, ServiceClass], row: Row) -> ServiceClass:
     found = classes.get(row.service_class)
     if found is None:
-        raise ScheduleError(f"service class {row.service_class!r} is not one of: {', '.join(sorted(classes))}")
+        raise ScheduleError(
+            f"service class {row.service_class!r} is not one of: {', '.join(sorted(classes))}; "
+            "--config gateway.toml brings the classes of a gateway's own"
+        )
     return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.offer import offer, with_objective
+from loadtests.offer import classes_of, offer, with_objective
 from loadtests.schedule import ScheduleError
 from loadtests.workloads import CLASSES
 
@@ -62,3 +62,12 @@ def test_a_workload_is_cut_to_the_window_with_a_drain_of_its_own() -> None:
 def test_a_wrong_option_is_named(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(ScheduleError, match=says):
         offer(**{"window_s": 10.0, **arguments})  # type: ignore[arg-type]
+
+
+def test_the_classes_of_a_gateway_come_from_its_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("[classes.silver]\nttft_s = 3.0\n[[replicas]]\nurl = 'http://127.0.0.1:8001'\n")
+    found = classes_of(file)
+    assert found is not None
+    assert found["silver"].ttft_s == 3.0
+    assert classes_of(None) is None

@@ -126,3 +126,11 @@ def test_sessions_are_cut_to_their_first_turns_and_pauses_to_the_longest_allowed
     source = cap_sessions(Source("made", rows, 100.0, 64), think_s=30.0, turns=3)
     assert [(r.turn, r.think_s) for r in source.rows] == [(0, 0.0), (1, 20.0), (2, 30.0)]
     assert source.notes == ("sessions cut: think times at most 30 s, at most 3 turns; 3 of 4 rows stay",)
+
+
+def test_a_class_of_the_gateways_own_says_where_it_comes_from() -> None:
+    with pytest.raises(ScheduleError) as refused:
+        Source("journal", (Row(0, 0.0, 600, 11, (7, 8), service_class="silver"),), 1.0, 512).longest_s(C)
+    assert str(refused.value) == (
+        "service class 'silver' is not one of: interactive; --config gateway.toml brings the classes of a gateway's own"
+    )
