@@ -118,7 +118,7 @@ class Experiments(Collector):
         return [f"experiment {table.name}: {table.design} of {', '.join(trial.plan.arms)}"]
 
     def stop(self, why: str, arm: str | None = None) -> list[str]:
-        """Ends it, or takes one arm out of it. Raises ConfigError when none runs, KeyError for an unknown arm."""
+        """Ends it, or takes one arm out of it. Raises ConfigError when none runs or the arm is not one of its own."""
         trial = self.running
         if trial is None:
             raise ConfigError(["no experiment is running"])
@@ -126,7 +126,8 @@ class Experiments(Collector):
             trial.ended_unix, trial.ended_why = self.wall(), why
         else:
             if arm not in trial.plan.arms:
-                raise KeyError(f'arm "{arm}"')
+                others = ", ".join(trial.plan.arms[1:])
+                raise ConfigError([f'arm "{arm}" is not known; one of {others} would be right'])
             if arm == trial.plan.arms[0]:
                 raise ConfigError([f'arm "{arm}" is the control; stop the whole experiment instead'])
             trial.stop_arm(trial.plan.arms.index(arm), why, self.wall())

@@ -18,10 +18,13 @@ import typer
 from rich.console import Console
 
 from gateway import experiment_view, trial
+from gateway.config import ConfigError, checked
 from gateway.experiment_merge import merged
 from gateway.experiment_results import results
+from gateway.experiment_table import Experiment, mistakes
 from policies.designs import Design
 from policies.power import Traffic, measured, needs
+from policies.settings import Settings
 
 experiment = typer.Typer(
     no_args_is_help=True,
@@ -45,11 +48,19 @@ def start(
     """
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        _bad_usage(f"--file {file}: file not found")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         _bad_usage(f"--file {file}: {e}")
     table = document.get("experiment")
     if not isinstance(table, dict):
         _bad_usage(f"--file {file}: has no [experiment] table")
+    try:
+        wrong = mistakes(checked(Experiment, table, "experiment"), Settings())  # before any gateway hears of it
+    except ConfigError as e:
+        wrong = e.lines
+    if wrong:
+        _bad_usage("\n".join(f"--file {file}: {line}" for line in wrong))
     for one in url or [HERE]:
         _print_changed(one, _call("POST", one, "/admin/experiment", token_env, table))
 
@@ -181,10 +192,11 @@ def _call(
 
     token = os.environ.get(token_env)
     headers = {"authorization": f"Bearer {token}"} if token else {}
+    tried = url.rstrip("/") + path
     try:
-        answer = httpx.request(method, url.rstrip("/") + path, json=body, params=query, headers=headers, timeout=10.0)
+        answer = httpx.request(method, tried, json=body, params=query, headers=headers, timeout=10.0)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
-        _failed(f"{url}: cannot be reached: {e}")
+        _failed(f"--url {url}: {tried} cannot be reached: {e}")
     try:
         document: dict[str, Any] = answer.json()
     except ValueError:

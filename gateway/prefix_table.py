@@ -20,6 +20,10 @@ from rich.table import Table
 from gateway import prefix_journal
 
 MOST_FAMILIES = 20
+OF_JOURNAL = (
+    "A journal holds no prompt families: a line names one only beside a leak, and only where the prompt was looked "
+    "into before its answer ended. For families and their ceilings ask the gateway: forebay prefixes http://127.0.0.1:8080"
+)
 
 
 def prefixes(
@@ -37,7 +41,8 @@ def prefixes(
 
     Example: forebay prefixes /var/log/forebay/journal.jsonl
     """
-    if Path(source).is_file():
+    of_journal = Path(source).is_file()
+    if of_journal:
         told = prefix_journal.read(Path(source))
     elif source.startswith(("http://", "https://")):
         told = fetch(source.rstrip("/"), os.environ.get(token_env, ""), token_env)
@@ -46,7 +51,7 @@ def prefixes(
     if as_json:
         typer.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
         return
-    show(told, Console(highlight=False))
+    show(told, Console(highlight=False), of_journal)
 
 
 def fetch(url: str, token: str, token_env: str) -> dict[str, Any]:
@@ -75,11 +80,16 @@ def _fail(line: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def show(told: Mapping[str, Any], console: Console) -> None:
+def show(told: Mapping[str, Any], console: Console, of_journal: bool = False) -> None:
     for what in ("models", "tenants"):
         if told[what] and (what == "models" or set(told[what]) != {"-"}):
             console.print(_totals(what, told[what]))
+    if of_journal:
+        console.print(OF_JOURNAL, soft_wrap=True)
     if not told["families"] and not told["leaks"]:
+        if of_journal:
+            console.print("No leak in this journal.")
+            return
         seen = sum(row["requests"] for row in told["models"].values())
         console.print(f"No prompt family yet: {seen} requests with a prefix chain ended so far.")
         return

@@ -219,6 +219,9 @@ def read(out: Path) -> dict[str, Any]:
     path = out / "summary.json"
     try:
         summary: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        first = f"run simulate, compare or replay with --out {out} first"
+        raise ValueError(f"{path}: no summary of a run (file not found); {first}") from None
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: no summary of a run ({error})") from error
     if summary.get("schema") != SCHEMA:

@@ -23,6 +23,7 @@ LAG_SHARE_OF_TTFT = 0.02
 LAG_MAX_S = 0.250
 CPU_SHARE = 0.8
 PROBE_S = 0.005
+ADVICE = "use a quieter machine, or more --workers"
 LOCAL_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -76,13 +77,13 @@ def verdict(parts: Sequence[Sustained], smallest_ttft_s: float | None) -> Sustai
     errors = sum(p.local_errors for p in parts)
     reasons = []
     if dispatched < due:
-        reasons.append(f"{due - dispatched} of {due} due requests were never dispatched")
+        reasons.append(f"{due - dispatched} of {due} due requests were never dispatched: {ADVICE}")
     if p99 is not None and p99 > bound:
-        reasons.append(f"lag p99 {p99 * 1e3:.1f} ms is over {bound * 1e3:.1f} ms")
+        reasons.append(f"lag p99 {p99 * 1e3:.1f} ms is over {bound * 1e3:.1f} ms: {ADVICE}")
     if lags and lags[-1] > LAG_MAX_S:
-        reasons.append(f"lag max {lags[-1] * 1e3:.0f} ms is over {LAG_MAX_S * 1e3:.0f} ms")
+        reasons.append(f"lag max {lags[-1] * 1e3:.0f} ms is over {LAG_MAX_S * 1e3:.0f} ms: {ADVICE}")
     if stall is not None and stall > bound:
-        reasons.append(f"sending loop stalled: p99 {stall * 1e3:.1f} ms is over {bound * 1e3:.1f} ms")
+        reasons.append(f"sending loop stalled: p99 {stall * 1e3:.1f} ms is over {bound * 1e3:.1f} ms: {ADVICE}")
     if cpu > CPU_SHARE:
         reasons.append(f"generator used {cpu:.0%} of its core, over {CPU_SHARE:.0%}: use more --workers")
     if errors:

@@ -66,6 +66,9 @@ async def test_two_gateways_run_one_experiment_and_their_counts_add_up(sim: Flee
         assert "new (least_request)" in " ".join(page.output.split())
         refused = await call("weights", "nobody=2", *urls)
         assert (refused.exit_code, "one of control, new would be right" in refused.output) == (1, True)
+        refused = await call("stop", "--arm", "nope", *urls)
+        assert refused.exit_code == 1
+        assert 'arm "nope" is not known; one of new would be right' in refused.output
         await call("weights", "new=2", "--url", one.url)
         apart = await call("status", *urls)
         assert (apart.exit_code, "set the same with" in apart.output) == (1, True)
@@ -75,11 +78,24 @@ async def test_two_gateways_run_one_experiment_and_their_counts_add_up(sim: Flee
 
 async def test_what_cannot_be_reached_or_read_is_said_in_one_line(tmp_path: Path) -> None:
     gone = await call("status", "--url", "http://127.0.0.1:9")
-    assert (gone.exit_code, "cannot be reached" in gone.output) == (1, True)
+    assert gone.exit_code == 1
+    said = "--url http://127.0.0.1:9: http://127.0.0.1:9/admin/experiment/counts cannot be reached"
+    assert gone.output.startswith(said)
     file = tmp_path / "other.toml"
     file.write_text("[policy]\nname = 'x'\n")
     assert (await call("start", "--file", str(file))).exit_code == 2
     assert (await call("weights", "candidate")).exit_code == 2
+
+
+async def test_a_file_is_checked_before_a_gateway_hears_of_it(tmp_path: Path) -> None:
+    """Nobody listens at port 9: what is said is about the file."""
+    missing = await call("start", "--file", "nope.toml", "--url", "http://127.0.0.1:9")
+    assert (missing.exit_code, missing.output) == (2, "--file nope.toml: file not found\n")
+    file = tmp_path / "wrong.toml"
+    file.write_text('[experiment]\nname = "x"\narms = [{ name = "control" }]\n')
+    wrong = await call("start", "--file", str(file), "--url", "http://127.0.0.1:9")
+    assert wrong.exit_code == 2
+    assert wrong.output.startswith(f"--file {file}: experiment")
 
 
 async def test_power_reads_a_journal_and_says_how_long(tmp_path: Path) -> None:

@@ -155,6 +155,11 @@ def test_a_journal_is_added_up_afterwards(tmp_path: Path) -> None:
     shown = command(str(journal)).output
     assert "f3      uuid  messages[0].content" in shown
     assert "move the id into the request's metadata" in shown
+    assert "A journal holds no prompt families: a line names one only beside a leak" in shown
+    journal.write_bytes(orjson.dumps(rows[0]))
+    without = command(str(journal)).output
+    assert "No leak in this journal." in without
+    assert "No prompt family yet" not in without
 
 
 def test_what_is_neither_a_file_nor_an_address_is_said() -> None:

@@ -156,3 +156,8 @@ def test_a_line_of_requests_names_its_run() -> None:
     line = json.loads(results.line(made, "forebay", 1.5, 3))
     assert (line["policy"], line["load"], line["seed"], line["id"], line["partition"]) == ("forebay", 1.5, 3, 0, "good")
     assert line["queue_s"] is None
+
+
+def test_a_folder_without_results_says_what_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"file not found\); run simulate, compare or replay with --out .*none first"):
+        results.read(tmp_path / "none")
