@@ -7,22 +7,20 @@ SIGHUP and through the admin API alike. Secrets come from environment variables;
 
 from __future__ import annotations
 
-import difflib
 import random
 import ssl
 import tomllib
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
-from pydantic_core import ErrorDetails
 
 from gateway import experiment_table, tuning
 from gateway import sections as s
 from gateway.discovery.tables import Discovery
+from gateway.mistakes import line_of, lines_of, without
 from gateway.shared.table import RedisTable
 from policies import POLICIES, arms
 from policies.arms import Arm
@@ -116,7 +114,7 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     if path is None:
         return build(overrides or {})
     try:
-        return parse(path.read_text(encoding="utf-8"), overrides)
+        return build(merged(_toml(path.read_text(encoding="utf-8"), f"--config {path}: "), overrides or {}))
     except OSError as e:
         raise ConfigError([f"--config {path}: cannot be read: {e.strerror}"]) from None
     except UnicodeDecodeError:
@@ -124,11 +122,14 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
 
 
 def parse(text: str, overrides: Mapping[str, Any] | None = None) -> Config:
+    return build(merged(_toml(text), overrides or {}))
+
+
+def _toml(text: str, where: str = "") -> dict[str, Any]:
     try:
-        raw = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as e:  # also a number of thousands of digits, and tables without a bottom
-        raise ConfigError([f"not valid TOML: {e}"]) from None
-    return build(merged(raw, overrides or {}))
+        raise ConfigError([f"{where}not valid TOML: {e}"]) from None
 
 
 def merged(document: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,11 +148,20 @@ def build(document: Mapping[str, Any]) -> Config:
     try:
         config = Config.model_validate(document)
     except ValidationError as e:
-        raise ConfigError(lines_of(e, Config)) from None
+        raise ConfigError([*lines_of(e, Config), *_across_the_rest(document, e)]) from None
     mistakes = list(_across(config))
     if mistakes:
         raise ConfigError(mistakes)
     return config
+
+
+def _across_the_rest(document: Mapping[str, Any], error: ValidationError) -> list[str]:
+    """Mistakes across the tables of a document that has others as well, as far as they can be told now."""
+    rest, taken = without(document, error)
+    try:
+        return [line for line in _across(Config.model_validate(rest)) if not taken.hides(line)]
+    except ValidationError:
+        return []
 
 
 def checked(table: type[TableT], document: Mapping[str, Any], key: str) -> TableT:
@@ -161,7 +171,7 @@ def checked(table: type[TableT], document: Mapping[str, Any], key: str) -> Table
     try:
         return table.model_validate(document)
     except ValidationError as e:
-        raise ConfigError([_line({**one, "loc": (key, *one["loc"])}, Config) for one in e.errors()]) from None
+        raise ConfigError([line_of({**one, "loc": (key, *one["loc"])}, Config) for one in e.errors()]) from None
 
 
 def _too_long(document: Mapping[str, Any], key: str) -> Iterator[str]:
@@ -254,100 +264,3 @@ def _policy(config: Config) -> list[str]:
     except ValueError as e:
         return [f"policy.settings: {e}"]
     return []
-
-
-# -- one line per mistake ------------------------------------------------------------------------------------------
-
-WORDS = {
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "string_type": "must be text in quotes",
-    "bool_type": "must be true or false",
-    "string_too_short": "must not be empty",
-    "list_type": "must be a list in [ ]",
-    "dict_type": "must be a table",
-    "model_type": "must be a table",
-    "model_attributes_type": "must be a table",
-    "finite_number": "must be a finite number",
-}
-BOUNDS = {"greater_than": ("above", "gt"), "greater_than_equal": ("at least", "ge"),
-          "less_than": ("below", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
-PATTERNS = {
-    "^[0-9a-f]{64}$": "must be 64 lower-case hex digits, the SHA-256 of a key",
-    "^[A-Za-z0-9._:-]{1,64}$": "must be 1 to 64 letters, digits or . _ : -",
-}
-
-
-def lines_of(error: ValidationError, root: type[BaseModel]) -> list[str]:
-    """One line per mistake in a document that should have been a `root`."""
-    return [_line(one, root) for one in error.errors()]
-
-
-def _line(error: ErrorDetails, root: type[BaseModel]) -> str:
-    # "[key]" marks a mistake in the name of a table itself, as pydantic spells it
-    location = [part for part in error["loc"] if part != "[key]"]
-    key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
-    kind, context = error["type"], error.get("ctx", {})
-    if kind == "extra_forbidden":
-        *table, wrong = location
-        nearest = _nearest(str(wrong), _keys(table, root))
-        return f"{key}: unknown key; the nearest valid one is {nearest}"
-    if kind == "missing":
-        return f"{key}: is missing; {_description(location, root)}"
-    secret = "keys_sha256" in location or (location[-1:] == ["url"] and "@" in str(error["input"]))
-    shown = "" if secret else f" = {_shown(error['input'])}"
-    if kind in BOUNDS:
-        word, bound = BOUNDS[kind]
-        said = f"must be {word} {context[bound]:g}"
-    elif kind == "literal_error":
-        said = f"must be one of {context['expected']}"
-    elif kind == "string_pattern_mismatch":
-        said = PATTERNS[context["pattern"]]
-    elif kind == "value_error":
-        said = str(context["error"])
-    else:
-        said = WORDS.get(kind, error["msg"])
-    return f"{key}{shown}: {said}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value[:80]}"'
-    if isinstance(value, (dict, list)):
-        return "a table" if isinstance(value, dict) else "a list"
-    return str(value)
-
-
-def _model(annotation: Any) -> type[BaseModel] | None:
-    """The table class inside an annotation such as `list[Replica]` or `dict[Name, Tenant]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (list, dict, Annotated, types.UnionType):
-        for inner in reversed(get_args(annotation)):
-            if found := _model(inner):
-                return found
-    return None
-
-
-def _keys(location: Sequence[str | int], root: type[BaseModel]) -> list[str]:
-    """Valid keys of the table at this place of the file."""
-    table = root
-    for part in location:
-        if isinstance(part, str) and part in table.model_fields:
-            table = _model(table.model_fields[part].annotation) or table
-    return list(table.model_fields)
-
-
-def _description(location: Sequence[str | int], root: type[BaseModel]) -> str:
-    table = root
-    for part in location[:-1]:
-        if isinstance(part, str) and part in table.model_fields:
-            table = _model(table.model_fields[part].annotation) or table
-    return table.model_fields[str(location[-1])].description or ""
-
-
-def _nearest(wrong: str, valid: Sequence[str]) -> str:
-    return max(valid, key=lambda name: difflib.SequenceMatcher(None, wrong.lower(), name).ratio())

@@ -34,6 +34,8 @@ from policies.policy import RoutingPolicy
 log = logging.getLogger("forebay.control")
 AT_START = ("listen", "workers", "redis", "journal", "prefixes", "metrics", "admin")  # tables that are read once
 
+AT_ONCE = ("listen.trusted_proxies", "workers.answer_s", "admin.versions")  # of these tables
+
 
 @dataclass(slots=True, frozen=True)
 class Version:
@@ -124,12 +126,16 @@ class Control:
             self.scheduler.fleet_event(Restarted(replica_id))
 
     def apply(self, config: Config, why: str) -> list[str]:
-        """Makes `config` the running one; answers what changed, one `key: old -> new` per line."""
+        """Makes `config` the running one; answers what changed, one `key: old -> new` per line.
+
+        What waits for the next start stands first and says so."""
         before = self.config
         refused = self.experiments.refuses(before, config)
         if refused:
             raise ConfigError(refused)
         changes = list(differences(before.model_dump(), config.model_dump()))
+        later = [f"{line} (at the next start)" for line in changes if _at_start(line)]
+        now = [line for line in changes if not _at_start(line)]
         if mistakes := key_mistakes(config.replicas, self.environ):
             raise ConfigError(mistakes)
         tenants = Tenants.of(config, self.environ)
@@ -158,11 +164,16 @@ class Control:
         number = self.versions[-1].number + 1
         self.versions.append(Version(number, time.time(), why, config))
         del self.versions[: -config.admin.versions]
-        log.info("configuration %d applied (%s): %s", number, why, "; ".join(changes) or "nothing changed")
-        stale = sorted({line.split(".")[0].split(":")[0] for line in changes} & set(AT_START))
-        if stale:
-            log.warning("%s: takes effect at the next start", ", ".join(stale))
-        return changes
+        if later:
+            log.warning("takes effect at the next start, not before: %s", "; ".join(later))
+        nothing = "nothing else changed" if later else "nothing changed"
+        log.info("configuration %d applied (%s): %s", number, why, "; ".join(now) or nothing)
+        return [*later, *now]
+
+
+def _at_start(line: str) -> bool:
+    key = line.split(":")[0]
+    return key.split(".")[0] in AT_START and key not in AT_ONCE
 
 
 def first(config: Config, why: str) -> Version:

@@ -18,9 +18,10 @@ from typing import TypeAlias
 
 from pydantic import ValidationError
 
-from gateway.config import is_pem, lines_of
+from gateway.config import is_pem
 from gateway.discovery.membership import Member
 from gateway.discovery.report import Report, SourceError
+from gateway.mistakes import lines_of
 from gateway.sections import Replica, Table
 
 MOST_BYTES = 16 * 1024 * 1024

@@ -260,6 +260,23 @@ async def test_reload_takes_the_file_again_or_leaves_everything(tmp_path: Path, 
         assert g.gateway.proxy.config.stream.commit_after_s == 7.0
 
 
+async def test_reload_says_first_what_waits_for_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "forebay.control")
+    file = tmp_path / "gateway.toml"
+    file.write_text("")
+    async with running(file=file) as g:
+        file.write_text("[stream]\ncommit_after_s = 7.0\n[listen]\nbacklog_connections = 7\n")
+        reloaded = await g.http.post("/admin/reload")
+    waits = "listen.backlog_connections: 2048 -> 7 (at the next start)"
+    assert reloaded.json()["changed"][0] == waits
+    told, applied = [r.getMessage() for r in caplog.records if r.name == "forebay.control"][-2:]
+    assert told == f"takes effect at the next start, not before: {waits}"
+    assert "applied" in applied
+    assert "backlog" not in applied
+
+
 async def test_reload_without_a_file_says_so() -> None:
     async with running() as g:
         answer = await g.http.post("/admin/reload")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gateway.config import Config, ConfigError, _model, load, parse
+from gateway.config import Config, ConfigError, load, parse
+from gateway.mistakes import model_of
 from gateway.sections import Table
 from policies.classes import DEFAULT_CLASSES
 from policies.settings import Settings
@@ -109,6 +110,50 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
     assert len(caught.value.lines) == 3
 
 
+def test_mistakes_across_tables_are_told_with_the_others() -> None:
+    key = "0" * 64
+    with pytest.raises(ConfigError) as caught:
+        parse(
+            f'''[listen]
+            port = "x"
+            default_class = "batch"
+            [limits]
+            max_bdy_bytes = 3
+            [tenants.team-a]
+            keys_sha256 = ["{key}"]
+            classes = ["platinum"]'''
+        )
+    assert sorted(caught.value.lines) == [
+        "limits.max_bdy_bytes: unknown key; the nearest valid one is max_body_bytes",
+        "listen.default_class: unknown key here; default_class belongs at the top level, above the first [table]"
+        " or into [tenants.NAME]",
+        'listen.port = "x": must be a whole number',
+        'tenants.team-a.classes[0] = "platinum": must be one of the classes: interactive, standard, batch',
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[tenants.a]\nkeys_sha256 = ["sk"]',
+        '[limits]\nmax_body_bytes = "x"\nreceiving_bytes = 1000',
+        'default_class = "gold"\n[classes]\ngold = 3',
+        '[policy]\nname = 3\n[policy.settings]\nx = 1',
+    ],
+)  # fmt: skip
+def test_what_follows_from_a_mistake_is_not_told_as_another(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert len(caught.value.lines) == 1
+
+
+def test_a_mistake_of_syntax_names_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("[listen\n")
+    with pytest.raises(ConfigError, match=r"^--config .*/gateway\.toml: not valid TOML: Expected"):
+        load(file)
+
+
 def test_a_key_pasted_where_its_hash_belongs_is_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         parse('[tenants.a]\nkeys_sha256 = ["sk-secret"]')
@@ -175,7 +220,7 @@ def test_every_setting_of_the_core_can_be_reached_and_has_the_core_s_default() -
 def tables(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     yield path, model
     for name, info in model.model_fields.items():
-        if inner := _model(info.annotation):
+        if inner := model_of(info.annotation):
             yield from tables(inner, f"{path}.{name}".lstrip("."))
 
 
@@ -183,7 +228,7 @@ def tables(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[B
 def test_every_key_has_a_description_and_a_default(path: str, model: type[BaseModel]) -> None:
     assert issubclass(model, Table)
     for name, info in model.model_fields.items():
-        table_of_its_own = _model(info.annotation) is not None
+        table_of_its_own = model_of(info.annotation) is not None
         assert table_of_its_own or (info.description and "\n" not in info.description), f"{path}.{name}"
         assert not info.is_required() or (path, name) == ("replicas", "url")
 
@@ -209,7 +254,7 @@ def test_the_example_file_shows_every_key_with_its_description_and_default() -> 
     for path, model in tables(Config):
         where = path.replace("classes", "classes.interactive").replace("tenants", "tenants.team-a")
         for name, info in model.model_fields.items():
-            if _model(info.annotation) is not None:
+            if model_of(info.annotation) is not None:
                 continue
             key = f"{where}.{name}".lstrip(".")
             assert key in shown, f"{key} is not in deploy/gateway.toml"
