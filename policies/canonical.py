@@ -12,6 +12,7 @@ far beyond what `chain` reads, so that a body of a million tiny lists costs no m
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -22,7 +23,8 @@ from xxhash import xxh3_128_digest
 
 MOST_FIELDS = 32_768  # their tags alone are longer than what `prefix.chain` hashes
 _DEEP = b"deep"
-_MOST_ID = 0x7FFFFFFF
+_MOST_ID = 0xFFFFFFFF
+_LOW_FIRST = array("I", [1]).tobytes()[0] == 1  # the order in which this machine keeps the bytes of a number
 _TAG = Struct(">BBI").pack
 _MODEL, _ADAPTER, _SALT, _OPTION, _TOOLS, _ROLE, _TEXT, _OTHER, _MEDIA, _IDS = b"MASOLRTXDI"
 KINDS = {
@@ -196,9 +198,14 @@ def _prompt(parts: list[bytes], prompt: Any, inside: bool = False) -> None:
 
 
 def _ids(tokens: Sequence[int]) -> bytes:
-    sane = min(tokens) >= 0 and max(tokens) <= _MOST_ID
-    kept = tokens if sane else [token & _MOST_ID for token in tokens]
-    return Struct(f">{len(kept)}I").pack(*kept)
+    """Four bytes each, the highest first. An array packs millions of them in a fifth of the time that struct takes."""
+    try:
+        packed = array("I", tokens)
+    except OverflowError:  # no vocabulary has such ids
+        packed = array("I", [token & _MOST_ID for token in tokens])
+    if _LOW_FIRST:
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def _given(value: Any) -> bytes:

@@ -214,3 +214,11 @@ def test_equal_streams_mean_equal_conversations(one: list[tuple[str, str]], two:
         return stream(chat(*({"role": role, "content": text} for role, text in messages)))
 
     assert (told(one) == told(two)) == (one == two)
+
+
+def test_token_ids_are_four_bytes_each_whatever_number_is_sent() -> None:
+    def of(tokens: list[int]) -> bytes:
+        return b"".join(canonical_parts("completions", {"prompt": tokens}, model="m", adapter=None))
+
+    assert bytes.fromhex("00000001 00030d40 80000000 ffffffff") in of([1, 200_000, 2**31, 2**32 - 1])
+    assert bytes.fromhex("fffffffb 00000002 ffffffff") in of([-5, 2**32 + 2, 2**64 - 1])
