@@ -175,7 +175,7 @@ def checked(table: type[TableT], document: Mapping[str, Any], key: str) -> Table
 
 
 def _too_long(document: Mapping[str, Any], key: str) -> Iterator[str]:
-    """Numbers that no journal, page or message between processes could carry."""
+    """Numbers and text that no journal, message between processes or call of the system could carry."""
     left: list[tuple[str, Any]] = [(key, document)]
     while left:
         at, value = left.pop()
@@ -185,6 +185,8 @@ def _too_long(document: Mapping[str, Any], key: str) -> Iterator[str]:
             left += [(f"{at}[{i}]", inner) for i, inner in enumerate(value)]
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             yield f"{at}: must be a whole number of at most 64 bits"
+        elif isinstance(value, str) and "\0" in value:  # no path, host or name of a variable may hold one
+            yield f"{at}: must not hold a zero byte"
 
 
 def _across(config: Config) -> list[str]:
@@ -246,7 +248,7 @@ def _across(config: Config) -> list[str]:
 def is_pem(path: str) -> bool:
     try:
         ssl.create_default_context(cafile=path)
-    except (OSError, ssl.SSLError):
+    except (OSError, ValueError):  # a zero byte in the path is the second
         return False
     return True
 

@@ -92,11 +92,12 @@ def test_a_mistake_is_one_line_with_key_value_and_what_would_be_right(text: str)
     [
         ("policy.seed = 18446744073709551616", "policy.seed: must be a whole number of at most 64 bits"),
         ("policy.settings.a = [1, -9223372036854775809]", "policy.settings.a[1]: must be a whole number of at most 64"),
+        ('listen.host = "a\\u0000b"', "listen.host: must not hold a zero byte"),
         ("policy.seed = 0x" + "f" * 6000, "policy.seed: must be a whole number of at most 64 bits"),
         ("policy.seed = " + "9" * 6000, "not valid TOML: "),
         ("a = " + "[" * 5000, "not valid TOML: "),
     ],
-    ids=["seed", "in a list", "hex", "digits", "depth"],
+    ids=["seed", "in a list", "zero byte", "hex", "digits", "depth"],
 )
 def test_what_no_message_or_journal_could_carry_is_refused(text: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -122,3 +122,8 @@ async def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
 def test_text_that_the_parser_gives_up_on_is_named(text: str) -> None:
     with pytest.raises(SourceError, match="not valid TOML"):
         members(text, Path("f"))
+
+
+def test_a_certificate_whose_path_cannot_be_is_named() -> None:
+    with pytest.raises(SourceError, match="must be a readable PEM file"):
+        members('[[replicas]]\nurl = "https://a"\nca_file = "a\\u0000b"\n', Path("f"))
