@@ -19,7 +19,7 @@ from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
-from gateway import experiment_admin
+from gateway import experiment_admin, reference
 from gateway.access import Secrets
 from gateway.audit import Audit
 from gateway.config import ConfigError
@@ -55,6 +55,7 @@ def application(
         title="Forebay",
         version=version,
         description="Control plane of the gateway. Everything under /admin needs the admin token, or loopback.",
+        docs_url=None,
         redoc_url=None,
     )
     app.router.route_class = _StrictRoute
@@ -203,6 +204,7 @@ def application(
             lines.append("prefix index: cleared")
         return changed(request, "policy switched", lines)
 
+    reference.mount(app)
     experiment_admin.mount(app, control, changed)
 
     # -- configuration -----------------------------------------------------------------------------------------

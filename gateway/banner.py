@@ -45,6 +45,7 @@ def greeting(gateway: Gateway, address: str) -> Table:
         table.add_row("admin", f"{address}/admin, loopback only; set {config.admin.token_env} to open it to others")
     else:
         table.add_row("admin", f"{address}/admin, with the token of {config.admin.token_env}")
+    table.add_row("dashboard", f"{address}/dashboard")
     table.add_row("more", f"{address}/docs  {address}/metrics  {address}/ready")
     return table
 
@@ -74,9 +75,17 @@ def settings(config: Config) -> Table:
     classes = (f"{name} (default)" if name == config.default_class else name for name in config.classes)
     table.add_row("classes", ", ".join(classes))
     table.add_row("replicas", replicas(config))
-    table.add_row("clients", f"{len(config.tenants)} tenants with keys" if config.tenants else "no key needed")
+    table.add_row("clients", _clients(len(config.tenants)))
+    count = config.workers.count
+    table.add_row("workers", f"{count}, and a core that decides" if count > 1 else "1; everything in one process")
     table.add_row("journal", config.journal.path or "none")
     return table
+
+
+def _clients(tenants: int) -> str:
+    if not tenants:
+        return "no key needed"
+    return "1 tenant with keys" if tenants == 1 else f"{tenants} tenants with keys"
 
 
 def replicas(config: Config) -> str:

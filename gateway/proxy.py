@@ -120,7 +120,8 @@ class Proxy:
         endpoint = endpoints.find(scope["path"])
         method = scope["method"]
         if endpoint is None:
-            await self._plain(scope, client, GatewayError(Code.UNKNOWN_PATH, "no such path is proxied here"))
+            message = "no such path is proxied here; see /dashboard, /docs for all paths, and /v1/... for models"
+            await self._plain(scope, client, GatewayError(Code.UNKNOWN_PATH, message))
         elif method not in endpoint.methods and method != "OPTIONS":
             message = f"{method} is not possible here; use {endpoint.allow}"
             await self._plain(scope, client, GatewayError(Code.METHOD_NOT_ALLOWED, message, allow=endpoint.allow))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
+from rich.console import Console
 
+from gateway import banner
+from gateway.endpoints import ALLOW
 from loadtests.faults import Command
 from loadtests.replica import Fleet, ReplicaSettings
 from tests.gateway.running import Running, running, until
@@ -294,7 +299,39 @@ async def test_a_replica_taken_from_the_file_is_gone_and_its_open_stream_ends_wh
         await until(lambda: g.gateway.fleet.get("r0") is None)
 
 
-async def test_the_documentation_of_the_control_plane_is_there() -> None:
+async def test_the_documentation_of_the_control_plane_is_there_and_asks_no_other_host() -> None:
     async with running() as g:
-        assert (await g.http.get("/docs")).status_code == 200
-        assert "/admin/rollback" in (await g.http.get("/openapi.json")).json()["paths"]
+        page = await g.http.get("/docs")
+        document = await g.http.get("/openapi.json")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    for answer in (page, document):
+        assert re.findall(r"(?:https?:)?//(?!10\.0\.0\.)[\w.-]+", answer.text) == []  # an example has an address
+    assert "<script" not in page.text
+    paths = document.json()["paths"]
+    assert "/admin/rollback" in paths
+    assert [path for path in [*paths, *ALLOW] if path not in page.text] == []
+
+
+async def test_admin_by_itself_says_what_is_below_it() -> None:
+    async with running() as g:
+        index = (await g.http.get("/admin")).json()
+        assert (await g.http.get("/admin/v1")).json() == index
+    assert index["dashboard"] == "/dashboard"
+    assert index["paths"]["POST /admin/rollback"] == "Returns to the configuration before this one."
+
+
+async def test_every_address_of_the_banner_answers() -> None:
+    async with running() as g:
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(banner.greeting(g.gateway, g.url))
+        told = re.findall(rf"{g.url}(/\w+)", console.export_text())
+        assert told == ["/admin", "/dashboard", "/docs", "/metrics", "/ready"]
+        assert [p for p in told if (await g.http.get(p)).status_code == 404] == []
+
+
+async def test_a_path_that_is_not_there_names_those_that_are() -> None:
+    async with running() as g:
+        answer = await g.http.get("/")
+    assert answer.status_code == 404
+    for path in ("/dashboard", "/docs", "/v1/"):
+        assert path in answer.json()["error"]["message"]

@@ -39,6 +39,22 @@ def test_check_of_a_valid_file_says_what_it_would_do() -> None:
     assert "interactive, standard (default), batch" in answer.output
 
 
+@pytest.mark.parametrize(
+    ("tenants", "count", "clients", "workers"),
+    [
+        (1, 1, "1 tenant with keys", "1; everything in one process"),
+        (2, 3, "2 tenants with keys", "3, and a core that decides"),
+    ],
+)
+def test_check_counts_tenants_and_workers(tmp_path: Path, tenants: int, count: int, clients: str, workers: str) -> None:
+    file = tmp_path / "gateway.toml"
+    keys = "".join(f'[tenants.t{i}]\nkeys_sha256 = ["{i:064x}"]\n' for i in range(tenants))
+    file.write_text(f"workers.count = {count}\n{keys}")
+    rows = [line.split(maxsplit=1) for line in run(app, ["check", "--config", str(file)]).output.splitlines() if line]
+    shown = {row[0]: row[1].strip() for row in rows}
+    assert (shown["clients"], shown["workers"]) == (clients, workers)
+
+
 def test_check_says_where_replicas_come_from(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text('[discovery.file]\npath = "r.toml"\n[discovery.kubernetes]\nselector = "app=vllm"\n')
