@@ -52,7 +52,7 @@ def hand(config: Config, slot: int, link: str, line: socket.socket, sock: socket
     async def run() -> None:
         server = Server(Hand(config, slot, link))
         beats = Beats(line, lambda: server.handle_exit(signal.SIGTERM, None))
-        server.beats = beats.start
+        server.beats, server.supervised = beats.start, True
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, server.retire)
         await server.serve(sockets=[sock])
 

@@ -84,6 +84,7 @@ class Server(uvicorn.Server):
         self._drain_until: float | None = None
         self._retiring = False
         self.beats: Callable[[], None] | None = None  # called when it listens
+        self.supervised = False  # another process speaks for it, and tells it of Ctrl-C
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.gateway.start()
@@ -102,6 +103,8 @@ class Server(uvicorn.Server):
         await self.gateway.stop()  # not as a lifespan event: uvicorn leaves those out when it is forced
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.supervised and sig == signal.SIGINT:
+            return
         if self._drain_until is None:
             self._drain_until = time.monotonic() + self.gateway.config.listen.drain_s
         else:
@@ -111,7 +114,10 @@ class Server(uvicorn.Server):
         if self._drain_until is not None and not self.should_exit:
             if not self.gateway.proxy.draining and not self._retiring:
                 self.gateway.drain()
-                log.info("stopping: %d requests may finish; a second signal stops at once", self.gateway.open_requests)
+                if not self.supervised:
+                    log.info(
+                        "stopping: %d requests may finish; a second signal stops at once", self.gateway.open_requests
+                    )
             if self._retiring:
                 for connection in list(self.server_state.connections):
                     connection.leave(LEAVE_IDLE_S)  # type: ignore[union-attr]

@@ -144,6 +144,8 @@ class Supervisor:
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD):
             signal.signal(sig, signal.SIG_DFL)
         os.environ.pop(HANDED_OVER, None)
+        with contextlib.suppress(OSError):  # the name that ps -o comm and top show, where there is /proc
+            Path("/proc/self/comm").write_text("forebay-core" if slot == CORE else f"forebay-hand-{slot}")
         try:
             if slot == CORE:
                 address = self.sockets[0].getsockname()[:2] if self.greet and not self._again else None
@@ -212,6 +214,7 @@ class Supervisor:
         if number in (signal.SIGTERM, signal.SIGINT):
             if self._stopping_at is None:
                 self._stopping_at = time.monotonic() + self.config.listen.drain_s + CUT_S + 5.0
+                log.info("stopping: open requests may finish; a second signal stops at once")
             for child in [*self.children.values(), *self.old.values()]:
                 if child.slot != CORE:
                     _kill(child.pid, signal.SIGTERM)

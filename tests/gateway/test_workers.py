@@ -130,6 +130,11 @@ def test_both_hands_serve_and_the_core_counts_for_the_whole_host(front: Gateway)
     wait_for(lambda: quiet(front), "nothing is left")
 
 
+def test_ps_tells_the_core_from_the_hands(front: Gateway) -> None:
+    names = sorted(Path(f"/proc/{pid}/comm").read_text().strip() for pid in [core_of(front), *hands_of(front)])
+    assert names == ["forebay-core", "forebay-hand-0", "forebay-hand-1"]
+
+
 def test_quotas_hold_for_the_host_and_not_for_each_hand(front: Gateway) -> None:
     statuses = [answers(front, SMALL).status_code for _ in range(9)]
     assert sorted(statuses) == [200] * 3 + [429] * 6
@@ -230,11 +235,14 @@ def test_the_program_is_replaced_without_a_request_that_fails(front: Gateway) ->
 def test_sigterm_drains_every_hand(front: Gateway) -> None:
     with ExitStack() as stack:
         streams = begun(stack, front, 4)
+        for pid in hands_of(front):
+            os.kill(pid, signal.SIGINT)  # Ctrl-C reaches the whole group, and is no second signal
         os.kill(front.server.process.pid, signal.SIGTERM)
         ended = finish(streams)
     assert [one.done for one in ended] == [True] * 4
     assert wait_for(lambda: front.server.process.poll() is not None, "it ends")
     assert front.server.process.returncode == 0
+    assert front.server.log.read_text().count("stopping: ") == 1
 
 
 def test_requests_that_were_held_are_answered_though_the_core_dies(fleet: Simulated, tmp_path: Path) -> None:
