@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.client import Receive, Scope, Send
 from gateway.live import INTERVAL_S, MOST_VIEWERS
-from gateway.relayed import Asking
+from gateway.relayed import Asking, Whole
 
 _SSE = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,20 +64,13 @@ class Viewers:
     async def _ask(self, scope: Scope, query: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """/admin/snapshot of the core, asked in the viewer's name."""
         inner = {**scope, "path": "/admin/snapshot", "raw_path": b"/admin/snapshot", "query_string": query}
-        status, headers, parts = 503, [], []
+        answer = Whole(503)
 
         async def receive() -> MutableMapping[str, Any]:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        async def send(event: MutableMapping[str, Any]) -> None:
-            nonlocal status, headers
-            if event["type"] == "http.response.start":
-                status, headers = event["status"], list(event["headers"])
-            else:
-                parts.append(event.get("body", b""))
-
-        await self._asking(inner, receive, send)
-        return status, headers, b"".join(parts)
+        await self._asking(inner, receive, answer.send)
+        return answer.status, answer.headers, answer.body
 
 
 async def _say(send: Send, data: bytes) -> None:

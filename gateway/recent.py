@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from gateway.record import RequestRecord, Tokens
 from policies.model import Outcome
-from policies.objectives import Objectives, Partition
+from policies.objectives import Objectives, Partition, tpot_s
 
 MOST_ENDED = 4_096
 MOST_SHED = MOST_LATE = 30
@@ -42,10 +42,7 @@ class Ended(NamedTuple):
 
     @property
     def tpot_s(self) -> float | None:
-        first, last, tokens = self.first_content_at, self.last_content_at, self.completion.count
-        if first is None or last is None or tokens is None or tokens < 2:
-            return None
-        return (last - first) / (tokens - 1)
+        return tpot_s(self.first_content_at, self.last_content_at, self.completion.count)
 
 
 class Recent:

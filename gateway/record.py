@@ -14,7 +14,7 @@ from typing import Any
 
 from policies.designs import Assignment
 from policies.model import Alternative, Outcome, Prediction, Shadowed
-from policies.objectives import Objectives, Partition, Timing
+from policies.objectives import Objectives, Partition, Timing, tpot_s
 
 
 class TokenSource(StrEnum):
@@ -169,7 +169,4 @@ class RequestRecord:
     @property
     def tpot_s(self) -> float | None:
         """As `Timing.tpot_s`; None where it is not applicable."""
-        first, last, tokens = self.first_content_at, self.last_content_at, self.completion.count
-        if first is None or last is None or tokens is None or tokens < 2:
-            return None
-        return (last - first) / (tokens - 1)
+        return tpot_s(self.first_content_at, self.last_content_at, self.completion.count)

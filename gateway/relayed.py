@@ -23,6 +23,21 @@ log = logging.getLogger("forebay.control")
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+class Whole:
+    """An ASGI application's answer as one piece. `status` is what it stays at where none comes."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+
+    async def send(self, event: MutableMapping[str, Any]) -> None:
+        if event["type"] == "http.response.start":
+            self.status, self.headers = event["status"], list(event["headers"])
+        else:
+            self.body += event.get("body", b"")
+
+
 class Asked:
     """The core's side: runs the control plane's application for a hand. Keeps the tasks."""
 
@@ -54,7 +69,7 @@ class Asked:
         }
         given = [{"type": "http.request", "body": body.encode("latin-1"), "more_body": False}]
         over = asyncio.Event()
-        status, headers, parts = 500, [], []
+        answer = Whole(500)
 
         async def receive() -> MutableMapping[str, Any]:
             if not given:
@@ -62,20 +77,13 @@ class Asked:
                 return {"type": "http.disconnect"}
             return given.pop()
 
-        async def send(event: MutableMapping[str, Any]) -> None:
-            nonlocal status, headers
-            if event["type"] == "http.response.start":
-                status, headers = event["status"], list(event["headers"])
-            else:
-                parts.append(event.get("body", b""))
-
         try:
-            await self._application(scope, receive, send)
+            await self._application(scope, receive, answer.send)
         except Exception:
             log.exception("the control plane failed at %s", said["path"])
         over.set()
-        lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-        hand.link.tell([To.ANSWER, number, status, lines, b"".join(parts).decode("latin-1")])
+        lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+        hand.link.tell([To.ANSWER, number, answer.status, lines, answer.body.decode("latin-1")])
 
 
 class Asking:

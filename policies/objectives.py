@@ -57,10 +57,14 @@ class Timing:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean seconds per token after the first; None where it is not applicable."""
-        if self.output_tokens < 2 or self.first_content_s is None or self.last_content_s is None:
-            return None
-        return (self.last_content_s - self.first_content_s) / (self.output_tokens - 1)
+        return tpot_s(self.first_content_s, self.last_content_s, self.output_tokens)
+
+
+def tpot_s(first_s: float | None, last_s: float | None, tokens: int | None) -> float | None:
+    """Mean seconds per token after the first, of the times of first and last content; None where not applicable."""
+    if first_s is None or last_s is None or tokens is None or tokens < 2:
+        return None
+    return (last_s - first_s) / (tokens - 1)
 
 
 def judge(timing: Timing, objectives: Objectives) -> Partition:
