@@ -40,7 +40,7 @@ def core(
             address = url(shown)
             shown.close()
             greeting = asyncio.create_task(banner.greet(made, address))
-        beats = Beats(line, lambda: _when_alone(made, leave))
+        beats = Beats(line, lambda: _when_alone(made, leave), lambda: b"%g " % made.config.listen.drain_s)
         await core_process.run(made, link, beats.start, leave)
         if greeting is not None:
             greeting.cancel()
@@ -60,11 +60,14 @@ def hand(config: Config, slot: int, link: str, line: socket.socket, sock: socket
 
 
 class Beats:
-    """One byte a second to the supervisor; `orphaned` is called when it is gone."""
+    """A word a second to the supervisor, by default a dot; `orphaned` is called when it is gone."""
 
-    def __init__(self, line: socket.socket, orphaned: Callable[[], None]) -> None:
+    def __init__(
+        self, line: socket.socket, orphaned: Callable[[], None], word: Callable[[], bytes] = lambda: b". "
+    ) -> None:
         self._line = line
         self._orphaned = orphaned
+        self._word = word
         line.setblocking(False)
 
     def start(self) -> None:
@@ -74,7 +77,7 @@ class Beats:
 
     def _beat(self) -> None:
         with contextlib.suppress(OSError):
-            self._line.send(b".")
+            self._line.send(self._word())
         asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
     def _read(self) -> None:

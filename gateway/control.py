@@ -1,12 +1,14 @@
 """The running configuration: changed whole or not at all, kept in versions, told to every part that lives by it.
 
 Whatever can fail (reading, checking, keys, building the policy) is done first; what follows only assigns, between two
-events of the loop, so no request sees half of a configuration. Affinity, ledgers, tenants' levels and open streams
-stay. A change through the admin API and a reload of the file are the same step; the file wins when it is read again.
+events of the loop, so no request sees half of a configuration; should a step fail all the same, all are taken back.
+Affinity, ledgers, tenants' levels and open streams stay. A change through the admin API and a reload of the file are
+the same step; the file wins when it is read again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -34,7 +36,7 @@ from policies.policy import RoutingPolicy
 log = logging.getLogger("forebay.control")
 AT_START = ("listen", "workers", "redis", "journal", "prefixes", "metrics", "admin")  # tables that are read once
 
-AT_ONCE = ("listen.trusted_proxies", "workers.answer_s", "admin.versions")  # of these tables
+AT_ONCE = ("listen.trusted_proxies", "listen.drain_s", "workers.answer_s", "admin.versions")  # of these tables
 
 
 @dataclass(slots=True, frozen=True)
@@ -139,28 +141,21 @@ class Control:
         if mistakes := key_mistakes(config.replicas, self.environ):
             raise ConfigError(mistakes)
         tenants = Tenants.of(config, self.environ)
-        arm = config.arm()
+        config.arm()  # raises for one that cannot be
         policy = None if config.policy == before.policy else routing_policy(config)
-        # from here on nothing fails
-        tenants.adopt(self.proxy.tenants)
-        self.proxy.configure(config, tenants)
-        self.fleet.health.settings = config.health
-        self.members.slow_start_s = config.health.slow_start_s
-        self.members.told(CONFIGURATION, [Member(table) for table in config.replicas])
-        self.sources.configure(config.discovery)
-        self.watch.configure(config.health, config.scrape)
-        self.metrics.classes, self.metrics.tenants = frozenset(config.classes), frozenset(config.tenants)
-        self.experiments.leave(before, config)
-        self.scheduler.reclass(config.service_classes())
-        self.shadows.configure(config.shadow)
+        old_policy = self.scheduler.balancer.policy
         if policy is None and config.shadow != before.shadow:
-            policy = self.scheduler.balancer.policy
-        if policy is not None:
-            self.scheduler.use(self.shadows.wrap(policy))
-            self.proxy.policy_changed()
-        if self.experiments.running is None:
-            self.scheduler.configure(arm.settings)
-        self.experiments.enter(before, config)
+            policy = old_policy
+        try:
+            for step in self._steps(before, config, tenants, policy):
+                step()
+        except Exception:
+            log.exception("a change failed half-way (%s); what was changed is taken back", why)
+            back = None if policy is None else old_policy
+            for step in self._steps(config, before, Tenants.of(before, self.environ), back):
+                with contextlib.suppress(Exception):  # the part that failed may fail again; the others go back
+                    step()
+            raise
         number = self.versions[-1].number + 1
         self.versions.append(Version(number, time.time(), why, config))
         del self.versions[: -config.admin.versions]
@@ -169,6 +164,27 @@ class Control:
         nothing = "nothing else changed" if later else "nothing changed"
         log.info("configuration %d applied (%s): %s", number, why, "; ".join(now) or nothing)
         return [*later, *now]
+
+    def _steps(
+        self, before: Config, config: Config, tenants: Tenants, policy: RoutingPolicy | None
+    ) -> Iterator[Callable[[], object]]:
+        """What makes `config` the running one, each part by itself. Nothing of it should fail."""
+        yield lambda: tenants.adopt(self.proxy.tenants)
+        yield lambda: self.proxy.configure(config, tenants)
+        yield lambda: setattr(self.fleet.health, "settings", config.health)
+        yield lambda: setattr(self.members, "slow_start_s", config.health.slow_start_s)
+        yield lambda: self.members.told(CONFIGURATION, [Member(table) for table in config.replicas])
+        yield lambda: self.sources.configure(config.discovery)
+        yield lambda: self.watch.configure(config.health, config.scrape)
+        yield lambda: self.metrics.configure(config.classes, config.tenants)
+        yield lambda: self.experiments.leave(before, config)
+        yield lambda: self.scheduler.reclass(config.service_classes())
+        yield lambda: self.shadows.configure(config.shadow)
+        if policy is not None:
+            yield lambda: self.scheduler.use(self.shadows.wrap(policy))
+            yield self.proxy.policy_changed
+        yield lambda: None if self.experiments.running else self.scheduler.configure(config.arm().settings)
+        yield lambda: self.experiments.enter(before, config)
 
 
 def _at_start(line: str) -> bool:

@@ -55,6 +55,10 @@ class Metrics(Collector):
         self._precision: dict[str, tuple[float, float]] = {}  # replica: cached tokens confirmed, believed
         self._retries = self._client_retries = 0
 
+    def configure(self, classes: Iterable[str], tenants: Iterable[str]) -> None:
+        """The names that labels may have from now on."""
+        self.classes, self.tenants = frozenset(classes), frozenset(tenants)
+
     # -- feeding -----------------------------------------------------------------------------------------------
 
     def record(self, r: RequestRecord) -> None:

@@ -13,13 +13,16 @@ from gateway.sections import Replica as ReplicaTable
 
 def key_mistakes(tables: Iterable[ReplicaTable], environ: Mapping[str, str] = os.environ) -> list[str]:
     """One line per replica whose key would break the head of every request to it (a newline from a file, mostly)."""
-    lines = []
-    for i, table in enumerate(tables):
-        key = environ.get(table.key_env, "") if table.key_env else ""
-        if not (key.isascii() and key.isprintable()) or key != key.strip():
-            said = "the value of this variable must be plain text on one line, without spaces or a newline at its ends"
-            lines.append(f'replicas[{i}].key_env = "{table.key_env}": {said}')
-    return lines
+    return [f"replicas[{i}].{line}" for i, table in enumerate(tables) if (line := key_mistake(table, environ))]
+
+
+def key_mistake(table: ReplicaTable, environ: Mapping[str, str]) -> str | None:
+    """What is wrong with the key of one of them; never the key itself."""
+    key = environ.get(table.key_env, "") if table.key_env else ""
+    if key.isascii() and key.isprintable() and key == key.strip():
+        return None
+    said = "the value of this variable must be plain text on one line, without spaces or a newline at its ends"
+    return f'key_env = "{table.key_env}": {said}'
 
 
 @dataclass(slots=True)

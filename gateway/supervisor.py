@@ -20,14 +20,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway import children
+from gateway import children, folder
 from gateway.config import Config
 from gateway.server import CUT_S, listen
 
@@ -70,13 +69,17 @@ class Supervisor:
     _again: bool = False
     _due: dict[int, float] = field(default_factory=dict)  # slot -> when it is started again
     _wakers: tuple[socket.socket, ...] = ()
+    _drain_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._drain_s = self.config.listen.drain_s
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Until everything has ended; the exit status."""
-        self._folder = tempfile.mkdtemp(prefix="forebay-")
-        os.chmod(self._folder, 0o700)
+        folder.sweep()
+        self._folder = folder.make()
         here, there = self._wakers = socket.socketpair()
         here.setblocking(False)
         there.setblocking(False)
@@ -90,8 +93,8 @@ class Supervisor:
             while self.children or self.old:
                 self._turn(here)
         finally:
-            for folder in (self._folder, *self.folders):
-                shutil.rmtree(folder, ignore_errors=True)
+            for made in (self._folder, *self.folders):
+                shutil.rmtree(made, ignore_errors=True)
         return 0
 
     def _turn(self, woken: socket.socket) -> None:
@@ -116,11 +119,15 @@ class Supervisor:
         return min(1.0, max(0.0, min(self._due.values()) - time.monotonic()))
 
     def _beat(self, child: Child) -> None:
+        """A child lives; the core says with it how long a drain may take by the running configuration."""
         with contextlib.suppress(OSError):
-            if child.line.recv(64):
+            if said := child.line.recv(4096):
                 child.beat_at = time.monotonic()
                 if child.slot >= 0 and self.old:
                     self._retire_old(child.slot)
+                elif child.slot == CORE:
+                    with contextlib.suppress(ValueError):
+                        self._drain_s = float(said.split()[-1])
 
     # -- children ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +220,7 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
             if self._stopping_at is None:
-                self._stopping_at = time.monotonic() + self.config.listen.drain_s + CUT_S + 5.0
+                self._stopping_at = time.monotonic() + self._drain_s + CUT_S + 5.0
                 log.info("stopping: open requests may finish; a second signal stops at once")
             for child in [*self.children.values(), *self.old.values()]:
                 if child.slot != CORE:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.fleet import Fleet
-from gateway.replica import Replica
+from gateway.replica import Replica, key_mistake
 from gateway.sections import Replica as ReplicaTable
 
 log = logging.getLogger("forebay.discovery")
@@ -122,7 +122,9 @@ class Membership:
         for source in SOURCES:
             for member in self.lists.get(source, ()):
                 name, url = member.table.name, member.table.url
-                if name in wanted:
+                if (wrong := key_mistake(member.table, self.environ)) is not None:
+                    warnings[f"replica {name}: {source} names it, and it is left out; {wrong}"] = None
+                elif name in wanted:
                     warnings[f"replica {name}: {source} names it, as {wanted[name][0]} does; the latter counts"] = None
                 elif source != CONFIGURATION and url in by_url:
                     warnings[f"replica {name}: is at {url}, as {by_url[url]} is; taken for one replica"] = None

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from redis.backoff import NoBackoff
 from gateway.shared.table import RedisTable
 
 Command = Sequence[Any]
+MOST_LINES, PER_S = 6, 60.0  # of the log about changes
 log = logging.getLogger("forebay.shared")
 
 
@@ -36,7 +38,7 @@ class Store:
         self.table = table
         self.up = False
         self.calls: Counter[tuple[str, str]] = Counter()
-        self._said: bool | None = None
+        self._log = Changes(self.where)
         options: dict[str, Any] = {
             "username": environ.get(table.user_env or "") or None,
             "password": environ.get(table.password_env or "") or None,
@@ -74,22 +76,51 @@ class Store:
             await self._down("it is a replica now")  # a failover: connect to whoever has the address
             return None
         if probe:
-            self._is_up()
+            self.up = True
+            self._log.seen("" if refused is None else f"refuses commands ({_code(refused)}); it is read as before")
         return answers
 
     async def close(self) -> None:
         self.up = False
         await self._redis.aclose()
 
-    def _is_up(self) -> None:
-        self.up = True
-        if self._said is not True:
-            log.info("redis %s: answers", self.where)
-            self._said = True
-
     async def _down(self, why: str) -> None:
-        if self.up or self._said is None:
-            log.warning("redis %s: %s; going on with what this gateway knows alone", self.where, why)
-            self._said = False
         self.up = False
+        self._log.seen(f"{why}; going on with what this gateway knows alone")
         await self._redis.connection_pool.disconnect(inuse_connections=False)
+
+
+class Changes:
+    """Tells the log of each change: what is wrong, another thing that is wrong, nothing any more. A Redis that comes
+    and goes fills no log: at most `MOST_LINES` in `PER_S`, and what it is like at the end of them is told in any case.
+    """
+
+    def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
+        self._clock = clock
+        self._said: str | None = None
+        self._seen: str | None = None
+        self._untold = 0
+        self._lines: deque[float] = deque(maxlen=MOST_LINES)
+
+    def seen(self, trouble: str) -> None:
+        """After each call in the background and each failed one; empty: all is well."""
+        self._untold += trouble != self._seen
+        self._seen = trouble
+        now = self._clock()
+        full = len(self._lines) == MOST_LINES and now - self._lines[0] < PER_S
+        if trouble == self._said or full:
+            return
+        between = f" ({self._untold - 1} changes before that are not told)" if self._untold > 1 else ""
+        self._said, self._untold = trouble, 0
+        self._lines.append(now)
+        if trouble:
+            log.warning("redis %s: %s%s", self._where, trouble, between)
+        else:
+            log.info("redis %s: answers%s", self._where, between)
+
+
+def _code(refusal: Exception) -> str:
+    """OOM, NOPERM, MISCONF: the first word, which names it; the rest may quote what was sent."""
+    word = str(refusal).partition(" ")[0]
+    return word if word.isupper() else type(refusal).__name__

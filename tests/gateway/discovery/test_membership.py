@@ -249,3 +249,18 @@ async def test_replicas_of_a_first_answer_are_not_eased_in_and_later_ones_are(st
     story.told(member("a"))
     story.told(member("a"), member("b"))
     assert [r.slow_start_s for r in story.fleet.replicas.values()] == [0.0, 10.0]
+
+
+async def test_a_replica_whose_key_breaks_heads_is_left_out_and_the_others_serve(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
+    story.members.environ = {"GOOD": "sk-good", "BROKEN": "sk-secret\n"}
+    good, broken = member("a", key_env="GOOD"), member("b", key_env="BROKEN")
+    story.told(good, broken, source="file")
+    story.told(good, broken, source="file")
+    assert list(story.fleet.replicas) == ["a"]
+    (line,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert line.startswith('replica b: file names it, and it is left out; key_env = "BROKEN": the value of this')
+    assert "sk-secret" not in caplog.text
+    story.members.environ = {"GOOD": "sk-good", "BROKEN": "sk-mended"}
+    assert story.told(good, broken, source="file") == ["replica b: added at http://b:8000 (file)"]
