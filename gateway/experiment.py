@@ -2,9 +2,9 @@
 
 While one runs, the core's policy is a `SideBySide` of its arms; the policy of the configuration listens along and takes
 over again at the end. In a switchback the core's settings change with the slice. Counts are written every few seconds
-to a file beside the journal, whole and by rename, so a crash loses seconds and never the file. Gateways need not talk:
-the same table (name, seed, arms) assigns the same keys to the same arms everywhere; each counts and judges its own
-requests, and `forebay experiment status` adds them up.
+to a file beside the journal, whole and by rename, so a crash loses seconds and never the file. The same table (name,
+seed, arms) assigns the same keys to the same arms at every gateway. Gateways that share a Redis run one experiment:
+what one starts, weighs or stops is `hear`d by all, and guard rails and results are of the sums of all (`others`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway import trial as trials
+from gateway.announcement import Announcement, alike, joined, same
 from gateway.config import Config, ConfigError
+from gateway.experiment_merge import merged
 from gateway.experiment_results import results
 from gateway.experiment_series import series
 from gateway.experiment_table import Experiment, core, mistakes
@@ -31,6 +33,7 @@ from gateway.scheduler import Scheduler
 from gateway.shadows import Shadows, bare
 from gateway.trial import Trial
 from policies import make
+from policies.clusters import Clusters
 from policies.designs import Assignment, Design
 from policies.policy import RoutingPolicy
 from policies.settings import Settings
@@ -48,6 +51,16 @@ def state_path(config: Config) -> Path | None:
     return None if path is None else Path(path).with_name(Path(path).name + ".experiment.json")
 
 
+class Others(Protocol):
+    """The gateways that run the same experiment, as far as we heard of them."""
+
+    def guard(self, trial: Trial) -> Clusters | None:
+        """What their guard rails count."""
+
+    def parts(self, trial: Trial) -> Sequence[Trial]:
+        """All that they counted."""
+
+
 class Experiments(Collector):
     """At most one runs. `on_change` is told the trial that requests are to be assigned by, or None."""
 
@@ -60,6 +73,8 @@ class Experiments(Collector):
         self.path = path
         self.shadows = shadows
         self.wall = wall
+        self.ahead_s = 0.0  # of the clock that all gateways share before `wall`
+        self.others: Others | None = None  # None: this gateway shares nothing
         self.trial: Trial | None = None  # the last one, running or ended
         self._on_change = on_change
         self._base: RoutingPolicy | None = None  # while one runs: what runs without it
@@ -82,6 +97,8 @@ class Experiments(Collector):
                 self._run(known, config)
         elif wanted is not None:
             self.start(wanted, config)
+            if self.trial is not None:
+                self.trial.untold = self.others is not None
         self._task = asyncio.create_task(self._watch())
 
     async def end(self) -> None:
@@ -108,11 +125,13 @@ class Experiments(Collector):
         """Raises ConfigError when it cannot run, or another one does."""
         self.check(table, config)
         if self.running is not None:
+            if self.others is not None and self.running.table == table:
+                return [f"experiment {table.name}: runs at all gateways already"]
             raise ConfigError([f'experiment "{self.running.plan.name}" is running; stop it first'])
         small = self._too_small(table)
         if small:
             raise ConfigError(small)
-        trial = self.trial = Trial(table, table.plan(self.wall()))
+        trial = self.trial = Trial(table, table.plan(self.now()))
         self._run(trial, config)
         self._save()
         return [f"experiment {table.name}: {table.design} of {', '.join(trial.plan.arms)}"]
@@ -121,17 +140,23 @@ class Experiments(Collector):
         """Ends it, or takes one arm out of it. Raises ConfigError when none runs or the arm is not one of its own."""
         trial = self.running
         if trial is None:
+            if self.trial is not None and self.others is not None:  # told to one gateway after another
+                return [f"experiment {self.trial.plan.name}: has ended already ({self.trial.ended_why})"]
             raise ConfigError(["no experiment is running"])
         if arm is None:
-            trial.ended_unix, trial.ended_why = self.wall(), why
+            trial.ended_unix, trial.ended_why = self.now(), why
         else:
             if arm not in trial.plan.arms:
                 others = ", ".join(trial.plan.arms[1:])
                 raise ConfigError([f'arm "{arm}" is not known; one of {others} would be right'])
             if arm == trial.plan.arms[0]:
                 raise ConfigError([f'arm "{arm}" is the control; stop the whole experiment instead'])
-            trial.stop_arm(trial.plan.arms.index(arm), why, self.wall())
-        if not trial.running:
+            if arm in trial.why_stopped:
+                return [f"experiment {trial.plan.name}: arm {arm} is stopped already ({trial.why_stopped[arm]})"]
+            trial.stop_arm(trial.plan.arms.index(arm), why, self.now())
+        if trial.running:
+            self._turn(trial)
+        else:
             self._restore()
         self._save()
         return [f"experiment {trial.plan.name}: {'ended' if arm is None else f'arm {arm} stopped'} ({why})"]
@@ -142,19 +167,60 @@ class Experiments(Collector):
         if trial is None:
             raise ConfigError(["no experiment is running"])
         before = trial.plan.weights
+        known = dict(zip(trial.plan.arms, before, strict=True))
+        if self.others is not None and weights.items() <= known.items():
+            return [f"experiment {trial.plan.name}: weights are {list(before)} already"]
         try:
-            trial.weigh(weights, self.wall())
+            trial.weigh(weights, self.now())
         except ValueError as e:
             raise ConfigError([str(e)]) from None
         self._save()
         return [f"experiment {trial.plan.name}: weights {list(before)} -> {list(trial.plan.weights)}"]
+
+    def hear(self, said: Announcement, config: Config) -> None:
+        """What other gateways know holds here too, and what we know besides. Raises ConfigError when it cannot run."""
+        mine = self.trial
+        own = None if mine is None else mine.announcement()
+        if mine is not None and own is not None:
+            lead = mine.untold and alike(own.table, said.table)  # they know better what became of our file's
+            if lead or same(own, said):
+                self._follow(mine, said if lead else joined(own, said))
+                return
+            if joined(own, said) is own:
+                return
+        if said.running:
+            self.check(said.table, config)
+            if small := self._too_small(said.table):
+                raise ConfigError(small)
+        if mine is not None and mine.running:
+            self.stop(f'experiment "{said.table.name}" was started at another gateway')
+        trial = self.trial = trials.heard(said, self.now())
+        if said.running:
+            log.info("experiment %s was started at another gateway and runs here too", trial.plan.name)
+            self._run(trial, config)
+        self._save()
+
+    def _follow(self, trial: Trial, said: Announcement) -> None:
+        if said == trial.announcement():
+            trial.untold = False
+            return
+        name, before, running = trial.plan.name, dict(trial.why_stopped), trial.running
+        trial.hear(said, self.now())
+        for arm in said.stopped.keys() - before.keys():
+            log.warning("experiment %s: arm %s was stopped at another gateway: %s", name, arm, said.stopped[arm])
+        if running and not trial.running:
+            log.warning("experiment %s was ended at another gateway: %s", name, said.ended_why)
+            self._restore()
+        elif running:
+            self._turn(trial)
+        self._save()
 
     def leave(self, before: Config, after: Config) -> None:
         """The configuration changes: its experiment is weighed anew or ends. `refuses` was asked first."""
         trial, wanted = self.running, after.experiment
         if trial is None or trial.table != before.experiment or wanted == before.experiment:
             return
-        if wanted is not None and _but_weights(wanted) == _but_weights(trial.table):
+        if wanted is not None and alike(wanted, trial.table):
             self.weigh({arm.name: arm.weight for arm in wanted.arms})
             trial.table = wanted
         else:
@@ -175,7 +241,7 @@ class Experiments(Collector):
         ends = trial.table == before.experiment and after.experiment != before.experiment
         if not ends and (after.policy != before.policy or after.arm().settings != before.arm().settings):
             return [f'experiment "{trial.plan.name}" is running: stop it before policy, admission or pacing change']
-        if not ends and after.experiment not in (None, before.experiment):
+        if not ends and after.experiment not in (None, before.experiment, trial.table):
             return [f'experiment "{trial.plan.name}" is running; stop it first']
         return []
 
@@ -188,7 +254,11 @@ class Experiments(Collector):
 
     def results(self) -> dict[str, Any]:
         """The last experiment, running or ended; {"state": "none"} where there never was one."""
-        return {"state": "none", "arms": []} if self.trial is None else results(self.trial, self.wall())
+        trial = self.trial
+        if trial is None:
+            return {"state": "none", "arms": []}
+        parts = [trial] if self.others is None else [trial, *self.others.parts(trial)]
+        return results(merged(parts), self.now()) | {"gateways": None if self.others is None else len(parts)}
 
     def document(self) -> dict[str, Any]:
         """Its raw counts, which `forebay experiment status` adds up over gateways."""
@@ -211,10 +281,21 @@ class Experiments(Collector):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def now(self) -> float:
+        """Unix seconds of the clock that slices and starts are told by."""
+        return self.wall() + self.ahead_s
+
+    def lead(self, ahead_s: float) -> None:
+        """The clock that all gateways share is so far ahead of our own."""
+        self.ahead_s = ahead_s
+        if self.trial is not None:
+            self.trial.ahead_s = ahead_s
+
     def _run(self, trial: Trial, config: Config) -> None:
         scheduler, balancer, plan = self.scheduler, self.scheduler.balancer, trial.plan
         base = self._base = bare(balancer.policy)
         self._base_settings = balancer.settings
+        trial.ahead_s = self.ahead_s
         arms: dict[str, RoutingPolicy] = {}
         for i, arm in enumerate(trial.table.arms):
             same = arm.policy is None or (arm.policy == base.name and arm.settings == config.policy.settings)
@@ -239,7 +320,7 @@ class Experiments(Collector):
         is. Requests that still wait are decided by them too, which is what the wash of a slice is for."""
         if trial.plan.design is not Design.SWITCHBACK or self._base_settings is None:
             return
-        arm = trial.plan.active(self.wall())
+        arm = trial.plan.active(self.now())
         if arm != self._applied:
             self._applied = arm
             changed = core(self._base_settings, trial.table.arms[arm].core)
@@ -251,9 +332,9 @@ class Experiments(Collector):
         trial = self.running
         if trial is None:
             return
-        now = self.wall()
+        now = self.now()
         self._turn(trial)
-        found = trial.judge()
+        found = trial.judge(None if self.others is None else self.others.guard(trial))
         if found is not None:
             name = trial.plan.arms[found.arm]
             log.warning("experiment %s: arm %s is stopped: %s", trial.plan.name, name, found.reason)
@@ -268,7 +349,7 @@ class Experiments(Collector):
             trial = self.running
             wait = JUDGE_S
             if trial is not None and trial.plan.design is Design.SWITCHBACK:
-                wait = min(wait, trial.plan.moment(self.wall()).left_s + 0.001)
+                wait = min(wait, trial.plan.moment(self.now()).left_s + 0.001)
             await asyncio.sleep(wait)
             try:
                 self.tick()
@@ -276,7 +357,7 @@ class Experiments(Collector):
                 log.exception("the experiment could not be judged")
 
     def _save(self) -> None:
-        self._saved_at = self.wall()
+        self._saved_at = self.now()
         if self.path is None or self.trial is None:
             return
         part = self.path.with_name(self.path.name + ".part")
@@ -298,8 +379,3 @@ class Experiments(Collector):
             log.error("experiment: %s cannot be read and is left alone: %s", self.path, e)
             self.path = None
             return None
-
-
-def _but_weights(table: Experiment) -> dict[str, Any]:
-    shown = table.model_dump()
-    return {**shown, "arms": [{**arm, "weight": 1.0} for arm in shown["arms"]]}

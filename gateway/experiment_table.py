@@ -48,6 +48,8 @@ class Experiment(Table):
     """Beginning of each slice that is not counted, while queues and caches of the slice before wear off."""
     swing: Share = 0.8
     """How far a split of two arms swings its shares from slice to slice, to see interference; 0 keeps them."""
+    probation_s: float = Field(default=120.0, ge=0, le=86_400.0)
+    """Time at the start that is not counted, in which guard rails look: shares do not swing, turns take 5 s."""
     smallest: float = Field(default=0.02, ge=0.0001, lt=1)
     """Difference in attainment that would matter; the intervals are sharpest where it is found."""
     attainment_drop: RateOrNone = 0.05
@@ -72,6 +74,7 @@ class Experiment(Table):
             slice_s=self.slice_s,
             wash_s=self.wash_s,
             swing=self.swing,
+            probation_s=self.probation_s,
         )
 
     def rails(self) -> Rails:

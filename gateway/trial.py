@@ -8,16 +8,18 @@ wrong (4xx) stays out of both arms. Strata (service class, length of the prompt)
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gateway.announcement import Announcement
 from gateway.experiment_table import Experiment
 from gateway.record import RequestRecord
 from policies.clusters import Clusters
 from policies.designs import MOST_WEIGHT, Assigner, Assignment, Design, Plan, weighed, without
 from policies.effects import Counts
-from policies.guard import BIN_S, Breach, breach
+from policies.guard import Breach, breach, unit
 from policies.model import Outcome, Request
 from policies.objectives import Partition
 
@@ -39,7 +41,8 @@ class Phase:
 
 @dataclass(slots=True)
 class Trial:
-    """`why_stopped`: by arm name. Owned by `Experiments`."""
+    """`why_stopped`: by arm name. `id` is the experiment's over all gateways, `ledger` names the sums that are ours,
+    over restarts too. Owned by `Experiments`."""
 
     table: Experiment
     plan: Plan
@@ -53,6 +56,12 @@ class Trial:
     policies: dict[str, str] = field(default_factory=dict)  # by arm, the gateway's own among them
     keyless: int = 0  # requests that had nothing to stay with
     assigned: int = 0
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    ledger: str = field(default_factory=lambda: secrets.token_hex(8))
+    weighed_unix: float = 0.0  # 0: never since the start; sums of two weightings are never added
+    untold: bool = False  # begun by our own file, before we heard what the other gateways run
+    ahead_s: float = 0.0  # of the clock that all gateways share before our own
+    _since: float = 0.0  # what came before was assigned by weights or arms that are no more
     _assigner: Assigner = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,9 +72,12 @@ class Trial:
         return self.ended_unix is None
 
     def assign(self, request: Request, unix: float) -> Assignment | None:
-        """Writes arm and group into the request. None: it takes no part, since only one replica may have it."""
+        """Writes arm and group into the request. None: it takes no part, since only one replica may have it.
+
+        unix: of our own clock."""
         if request.pinned is not None:
             return None
+        unix += self.ahead_s
         key = self._key(request)
         self.assigned += 1
         if key is None:
@@ -86,9 +98,9 @@ class Trial:
             pace = min(PACE_MOST, pace / (record.objectives.tpot_s or PLAIN_TPOT_S))
         prompt = record.prompt.count or record.prompt_bytes // 4
         size = math.log2(1.0 + prompt)
-        unit = given.bucket if self.plan.design is Design.SPLIT else int(record.received_unix / BIN_S)
-        self.guard.add((given.arm, 0), unit, good, error, pace, size)
-        if not given.counted or record.received_unix < self.plan.moved_unix:
+        came = record.received_unix + self.ahead_s
+        self.guard.add((given.arm, 0), unit(self.plan.design, given, came), good, error, pace, size)
+        if not given.counted or came < self._since:
             return
         self._count(self.counts, given, good, error, pace, size)
         for name in (f"class {record.service_class}", f"prompt {_length(prompt)}"):
@@ -99,19 +111,20 @@ class Trial:
                 counts = self.strata[name] = Counts.new()
             self._count(counts, given, good, error, pace, size)
 
-    def judge(self) -> Breach | None:
-        """The first arm that breaks a guard rail."""
+    def judge(self, elsewhere: Clusters | None = None) -> Breach | None:
+        """The first arm that breaks a guard rail. `elsewhere`: the guard's sums of the other gateways."""
         rails, arms = self.table.rails(), len(self.plan.arms)
+        sums = self.guard if elsewhere is None else self.guard.merged(elsewhere)
         for arm in range(1, arms):
             if arm not in self.plan.stopped:
-                found = breach(rails, arms, arm, self.guard)
+                found = breach(rails, arms, arm, sums)
                 if found is not None:
                     return found
         return None
 
     def stop_arm(self, arm: int, why: str, unix: float) -> None:
         """Its traffic goes to the control. With no arm left the experiment is over. What was counted stays."""
-        self._use(without(self.plan, arm, unix))
+        self._use(without(self.plan, arm, unix), unix)
         self.why_stopped[self.plan.arms[arm]] = why
         if len(self.plan.stopped) == len(self.plan.arms) - 1:
             self.ended_unix, self.ended_why = unix, why
@@ -127,12 +140,38 @@ class Trial:
         if self.plan.design is Design.PARTITION:
             raise ValueError("the groups of a partition are of matched size; its weights cannot be changed")
         mixed = tuple(weights.get(name, w) for name, w in zip(self.plan.arms, self.plan.weights, strict=True))
+        self._weighed(mixed, unix, unix)
+
+    def hear(self, said: Announcement, now_unix: float) -> None:
+        """What is announced of this experiment, which is all that we know of it and more, holds from now on."""
+        self.id, self.untold = said.id, False
+        self.table = said.table
+        self.plan = replace(self.plan, started_unix=said.started_unix)
+        if (said.weights, said.weighed_unix) != (self.plan.weights, self.weighed_unix):
+            self._weighed(said.weights, said.weighed_unix, now_unix)
+        stopped = frozenset(self.plan.arms.index(name) for name in said.stopped)
+        if (stopped, said.moved_unix) != (self.plan.stopped, self.plan.moved_unix):
+            self._use(replace(self.plan, stopped=stopped, moved_unix=said.moved_unix), now_unix)
+        self._assigner = Assigner(self.plan)
+        self.why_stopped = dict(said.stopped)
+        self.ended_unix, self.ended_why = said.ended_unix, said.ended_why
+
+    def announcement(self) -> Announcement:
+        plan = self.plan
+        return Announcement(
+            self.id, self.table, plan.started_unix, plan.weights, self.weighed_unix, plan.moved_unix,
+            dict(self.why_stopped), self.ended_unix, self.ended_why,
+        )  # fmt: skip
+
+    def _weighed(self, weights: tuple[float, ...], unix: float, now_unix: float) -> None:
         self.phases = [*self.phases[-9:], Phase(self.plan.weights, unix, self.counts)]
-        self._use(weighed(self.plan, mixed, unix))
+        self._use(weighed(self.plan, weights, unix), now_unix)
+        self.weighed_unix = unix
         self.counts, self.strata, self.guard = Counts.new(), {}, Clusters()
 
-    def _use(self, plan: Plan) -> None:
+    def _use(self, plan: Plan, now_unix: float) -> None:
         self.plan = plan
+        self._since = now_unix
         self._assigner = Assigner(plan)
 
     def _key(self, request: Request) -> str | None:
@@ -165,13 +204,63 @@ class Trial:
             "policies": self.policies,
             "keyless": self.keyless,
             "assigned": self.assigned,
+            "id": self.id,
+            "ledger": self.ledger,
+            "weighed_unix": self.weighed_unix,
             "counts": _written(self.counts),
-            "strata": {name: _written(counts) for name, counts in self.strata.items()},
             "guard": self.guard.document(),
+            **self.details(),
+        }
+
+    def details(self) -> dict[str, Any]:
+        """The part that is large and seldom looked at."""
+        return {
+            "strata": {name: _written(counts) for name, counts in self.strata.items()},
             "phases": [
                 {"weights": p.weights, "until_unix": p.until_unix, "counts": _written(p.counts)} for p in self.phases
             ],
         }
+
+    def sums(self) -> dict[str, Any]:
+        """What other gateways add to their own, as `part` takes it."""
+        return {
+            "weighed_unix": self.weighed_unix,
+            "keyless": self.keyless,
+            "assigned": self.assigned,
+            "counts": _written(self.counts),
+            "guard": self.guard.document(),
+        }
+
+    def part(self, sums: Mapping[str, Any], details: Mapping[str, Any] | None) -> Trial:
+        """This experiment as another gateway counted it. Raises KeyError, TypeError or ValueError."""
+        strata, phases = ({}, []) if details is None else (details["strata"], details["phases"])
+        return Trial(
+            self.table,
+            self.plan,
+            _read(sums["counts"]),
+            {str(name): _read(counts) for name, counts in strata.items()},
+            Clusters.read(sums["guard"]),
+            [_phase(p) for p in phases],
+            dict(self.why_stopped),
+            self.ended_unix,
+            self.ended_why,
+            dict(self.policies),
+            int(sums["keyless"]),
+            int(sums["assigned"]),
+            self.id,
+        )
+
+
+def heard(said: Announcement, now_unix: float) -> Trial:
+    """An experiment that others started, with nothing counted yet. Raises ValueError for arms that it does not have."""
+    trial = Trial(said.table, said.table.plan(said.started_unix), id=said.id)
+    trial.hear(said, now_unix)
+    trial.phases = []
+    return trial
+
+
+def _phase(p: Mapping[str, Any]) -> Phase:
+    return Phase(tuple(float(w) for w in p["weights"]), float(p["until_unix"]), _read(p["counts"]))
 
 
 def read(document: Mapping[str, Any]) -> Trial:
@@ -190,13 +279,17 @@ def read(document: Mapping[str, Any]) -> Trial:
         _read(document["counts"]),
         {str(name): _read(counts) for name, counts in document["strata"].items()},
         Clusters.read(document["guard"]),
-        [Phase(tuple(p["weights"]), float(p["until_unix"]), _read(p["counts"])) for p in document["phases"]],
+        [_phase(p) for p in document["phases"]],
         dict(document["why_stopped"]),
         None if ended is None else float(ended),
         str(document["ended_why"]),
         dict(document["policies"]),
         int(document["keyless"]),
         int(document["assigned"]),
+        # files of earlier versions have no names: what was started then is known by when
+        str(document.get("id", f"{document['started_unix']}")),
+        str(document.get("ledger", secrets.token_hex(8))),
+        float(document.get("weighed_unix", 0.0)),
     )
 
 

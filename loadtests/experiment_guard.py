@@ -1,7 +1,8 @@
 """Do guard rails stop what they should, and only that? Whole runs of the queue model, judged each second as live.
 
-Bad: half of the sessions get a policy that sends everything to one replica. Good: they get the better policy, or the
-same one. Every request is counted and judged by the code of `policies/guard.py`, by buckets of sessions.
+Bad: the arm is a policy that sends everything to one replica. Good: it is the better policy, or the same one. Requests
+are assigned by `Assigner` and judged by `policies/guard.py`, as in the gateway, in each design as it comes: default
+slices, an experiment that starts anywhere within them. A request is counted when its first token shows it good or late.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadtests.experiment_model import AFFINITY, PILE, SPREAD, World, good, run, traffic
+from loadtests.experiment_model import AFFINITY, PILE, SPREAD, Traffic, World, good, run, traffic
 from policies.clusters import Clusters
-from policies.guard import Rails, breach
+from policies.designs import Assigner, Assignment, Design, Plan
+from policies.guard import Rails, breach, unit
 
 SEED = 20_260_102
 BUSY = replace(World(), rate_rps=20.0, replicas=16, sessions=400)  # the world of the other check, four times as wide
@@ -22,11 +25,20 @@ KINDS = {
     "good: better": (SPREAD, AFFINITY),
     "good: the same": (SPREAD, SPREAD),
 }
+BEGAN_UNIX = 1_800_000_000.0
+_SPLIT = Plan("guard", Design.SPLIT, ("control", "arm"), (1.0, 1.0), 0, 0.0, probation_s=120.0)
+PLANS = {
+    "split": _SPLIT,
+    "split, swing 0": replace(_SPLIT, swing=0.0),
+    "partition": replace(_SPLIT, design=Design.PARTITION),
+    "switchback": replace(_SPLIT, design=Design.SWITCHBACK),
+}
 
 
 @dataclass(slots=True)
 class Stops:
     kind: str
+    design: str
     runs: int
     at_s: list[float]  # of the runs that were stopped
 
@@ -37,21 +49,26 @@ class Stops:
 
 def stops(
     kind: str, runs: int, seconds: float, world: World = BUSY, every_s: float = 1.0,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Callable[[float], None] = lambda share: None, design: str = "split",
 ) -> Stops:  # fmt: skip
     """When each of `runs` repetitions was stopped, if it was."""
-    control, arm = KINDS[kind]
+    policies = KINDS[kind]
     rng = np.random.default_rng([SEED, list(KINDS).index(kind)])
     load = traffic(world, seconds, runs, rng)
-    arms = (load.drawn >= 0.5).astype(np.int8)
-    ttft, _ = run(world, load, np.where(arms == 1, arm, control).astype(np.int8))
+    plans = _plans(PLANS[design], runs)
+    given = [_given(plan, load, r) for r, plan in enumerate(plans)]
+    n = load.at.shape[0]
+    policy = np.array([[policies[one.arm] for one in column] for column in given], np.int8).T
+    groups: NDArray[np.int8] | None = None
+    if PLANS[design].design is Design.PARTITION:
+        groups = np.array([[one.group for one in column] for column in given], np.int8).T
+    ttft, _ = run(world, load, policy, groups, 1 if groups is None else 2)
     met = good(world, load, ttft)
     stopped = []
-    for r in range(runs):
-        ends = load.at[:, r] + ttft[:, r]  # a request is judged when its first token shows it good or late
-        order = np.argsort(ends)
+    for r, plan in enumerate(plans):
+        ends = load.at[:, r] + ttft[:, r]
         counts, due = Clusters(), every_s
-        for k in order:
+        for k in np.argsort(ends)[:n]:
             end = float(ends[k])
             if end > seconds:
                 break
@@ -63,6 +80,23 @@ def stops(
                 due += every_s
             if found is not None:
                 break
-            counts.add((int(arms[k, r]), 0), int(load.bucket[k, r]), bool(met[k, r]), False, None, 0.0)
+            one = given[r][k]
+            at = unit(plan.design, one, plan.started_unix + float(load.at[k, r]))
+            counts.add((one.arm, 0), at, bool(met[k, r]), False, None, 0.0)
         progress((r + 1) / runs)
-    return Stops(kind, runs, stopped)
+    return Stops(kind, design, runs, stopped)
+
+
+def _plans(plan: Plan, runs: int) -> list[Plan]:
+    """Begun at instants drawn from an hour, each with a seed of its own."""
+    rng = np.random.default_rng(SEED)
+    return [replace(plan, seed=r, started_unix=BEGAN_UNIX + float(rng.uniform(0.0, 3600.0))) for r in range(runs)]
+
+
+def _given(plan: Plan, load: Traffic, r: int) -> list[Assignment]:
+    assigner = Assigner(plan)
+    ats = np.where(np.isfinite(load.at[:, r]), load.at[:, r], 1e6)
+    return [
+        assigner.assign(f"{key:.9f}", plan.started_unix + at)
+        for key, at in zip(load.drawn[:, r].tolist(), ats.tolist(), strict=True)
+    ]

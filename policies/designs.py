@@ -5,8 +5,9 @@ swing to both sides of their weights, and what an arm does as its share grows sh
 saturation: Hudgens and Halloran 2008; Baird et al. 2018). partition: keys hash to disjoint replica groups and keep
 them; which arm runs a group rotates by slices, so unequal groups cancel. switchback: one arm at a time for everyone,
 in slices whose order is drawn anew in each block (Bojinov, Simchi-Levi and Zhao 2023); the wash of each slice is not
-counted. Slices count from the epoch, so gateways with one clock agree. Trade-off: the less arms interfere, the fewer
-units are independent.
+counted. Slices count from the epoch, so gateways with one clock agree. An experiment begins on probation, which is not
+counted: arms that take turns do so every few seconds and shares do not swing, so that a guard rail soon sees enough of
+both. Trade-off: the less arms interfere, the fewer units are independent.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from math import floor
 
 from policies.assignment import bucket, hashed, order, pick, unit
 
+PROBATION_SLICE_S = 5.0  # of a switchback on probation
 MOST_WEIGHT = 1e6  # of an arm: sums of weights stay finite, and slices of time longer than nothing
 
 
@@ -64,6 +66,7 @@ class Plan:
     swing: float = 0.8  # split of two arms: share of the room that the control's share moves to both sides; 0: fixed
     stopped: frozenset[int] = frozenset()  # arms whose traffic went back to the control
     moved_unix: float = 0.0  # weights changed or an arm stopped: counted again from the next whole block
+    probation_s: float = 0.0  # since the start: guard rails look, nothing is counted
 
     @property
     def swings(self) -> bool:
@@ -77,9 +80,22 @@ class Plan:
     def salts(self) -> tuple[int, ...]:
         return tuple(hashed(f"arm:{self.name}:{arm}", self.seed) for arm in self.arms)
 
+    @property
+    def probation_until(self) -> float:
+        """Nothing is on probation that neither takes turns nor swings."""
+        return self.started_unix + self.probation_s if self.design is Design.SWITCHBACK or self.swings else 0.0
+
     def moment(self, unix: float) -> Moment:
         """The slice at a time. Slices of a switchback are as long as their arm's weight says."""
-        length = self.slice_s * self.slices
+        until = self.probation_until
+        if self.started_unix <= unix < until and self.design is Design.SWITCHBACK:
+            found = self._moment(unix, min(PROBATION_SLICE_S, self.slice_s))
+            return replace(found, left_s=min(found.left_s, until - unix))
+        found = self._moment(unix, self.slice_s)
+        return replace(found, left_s=until - unix) if self.started_unix <= unix < until < unix + found.left_s else found
+
+    def _moment(self, unix: float, slice_s: float) -> Moment:
+        length = slice_s * self.slices
         block = floor(unix / length)
         into = unix - block * length
         total = sum(self.weights)
@@ -125,7 +141,7 @@ class Plan:
         if self.design is Design.SPLIT and not self.swings:
             return max(self.started_unix, self.moved_unix) + self.wash_s
         length = self.slice_s * self.slices
-        return -floor(-max(self.started_unix, self.moved_unix) / length) * length
+        return -floor(-max(self.started_unix, self.moved_unix, self.probation_until) / length) * length
 
     def standing(self, arm: int) -> int:
         return 0 if arm in self.stopped else arm
@@ -180,8 +196,9 @@ class Assigner:
         moment = plan.moment(unix)
         turns = plan.order(moment.block)
         turn = turns[moment.position]
-        before = turns[moment.position - 1] if moment.position else plan.order(moment.block - 1)[-1]
         begin = unix - moment.since_s
+        earlier = plan.moment(begin - 1e-3)
+        before = plan.order(earlier.block)[earlier.position]
         washes = plan.design is not Design.SPLIT or plan.swings
         return _Slice(
             begin,
@@ -189,7 +206,7 @@ class Assigner:
             moment.block,
             turn,
             plan.standing(before) != plan.standing(turn),
-            plan.shares(turn),
+            plan.weights if unix < plan.probation_until else plan.shares(turn),
             max(self._from, begin + plan.wash_s) if washes else self._from,
         )
 

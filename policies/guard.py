@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.clusters import ERRORS, GOOD, PACE, PACED, REQUESTS, Cell, Clusters, contrast
+from policies.designs import Assignment, Design
 from policies.sequences import anytime
 
 PLANNED = 1000.0  # information at which a rail is sharpest: a standard error of 0.03, some 500 requests an arm
-BIN_S = 5.0  # unit of time where arms take turns
+BIN_S = 2.5  # unit of time where arms take turns: half a slice on probation
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,6 +37,11 @@ class Breach:
     estimate: float  # of the difference; pace: of the arm's over the bound
     bound: float
     reason: str  # one sentence
+
+
+def unit(design: Design, given: Assignment, unix: float) -> int:
+    """What a request that came at `unix` is counted under."""
+    return given.bucket if design is Design.SPLIT else int(unix / BIN_S)
 
 
 def breach(rails: Rails, arms: int, arm: int, counts: Clusters) -> Breach | None:

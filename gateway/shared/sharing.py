@@ -13,12 +13,14 @@ from prometheus_client.registry import Collector
 
 from gateway.control import Control
 from gateway.shared.changes import Changes
+from gateway.shared.clock import SharedClock
 from gateway.shared.lookups import Lookups
 from gateway.shared.prefix_index import PrefixIndex
 from gateway.shared.registers import Registers
 from gateway.shared.scheduler import SharedScheduler
 from gateway.shared.store import Command, Store
 from gateway.shared.table import RedisTable
+from gateway.shared.trials import Trials
 from gateway.tenants import Tenants
 from policies.core import Balancer
 
@@ -37,6 +39,8 @@ class Sharing(Collector):
         self.registers = Registers(self.store, self.me, scheduler)
         self.lookups = Lookups(self.store)
         self.changes = Changes(self.store, self.me)
+        self.trials = Trials(self.store, scheduler.clock)
+        self.clock = SharedClock()
         scheduler.store, scheduler.lookups = self.store, self.lookups
         scheduler.index, scheduler.registers = self.index, self.registers
         self._task: asyncio.Task[None] | None = None
@@ -47,6 +51,8 @@ class Sharing(Collector):
     def start(self, control: Control) -> None:
         self.changes.control = control
         control.announce = self.changes.tell
+        self.trials.experiments, self.trials.config = control.experiments, lambda: control.config
+        control.experiments.others = self.trials
         self._task = asyncio.get_running_loop().create_task(self._exchange(), name="exchange with other gateways")
 
     async def close(self) -> None:
@@ -71,16 +77,17 @@ class Sharing(Collector):
     async def _once(self) -> bool:
         tenants = self.scheduler.tenants()
         assert isinstance(tenants, Tenants)
-        changes, due = self.changes.commands(), self.scheduler.due
+        trials, changes, due = self.trials.commands(), self.changes.commands(), self.scheduler.due
         self.scheduler.due = []
         epoch = self.store.key("epoch")  # a value that whoever finds none makes up: another one, and all is lost
         first: list[Command] = [
             self.registers.command(tenants),
             ("SETNX", epoch, secrets.token_hex(8)),
             ("GET", epoch),
+            self.clock.command(),
         ]
         written = self.index.commands() if self.store.up else []
-        answers = await self.store.call("exchange", [*first, *changes, *written, *due], probe=True)
+        answers = await self.store.call("exchange", [*first, *trials, *changes, *written, *due], probe=True)
         registers, _, found = (None, None, None) if answers is None else answers[:3]
         if answers is not None and found != self._epoch:
             self._epoch = found
@@ -91,7 +98,10 @@ class Sharing(Collector):
         elif self.scheduler.clock() - self._heard_at > self.store.table.expiry_s:
             self.registers.alone()
         if answers is not None:
-            self.changes.heard(answers[3 : 3 + len(changes)])
+            self.clock.heard(answers[3])
+            self.trials.experiments.lead(self.clock.ahead_s)
+            self.trials.heard(answers[4 : 4 + len(trials)])  # before changes, which may be what an end made possible
+            self.changes.heard(answers[4 + len(trials) :][: len(changes)])
         return answers is not None
 
     def _started_at(self, replica_id: str) -> float | None:
