@@ -113,6 +113,10 @@ def status(
     Example: forebay experiment status --url http://gateway-1:8080 --url http://gateway-2:8080
     """
     urls = url or [HERE]
+    shared = _call("GET", urls[0], "/admin/experiment", token_env)
+    if shared.get("gateways") is not None:  # over Redis each knows what all counted
+        _show(shared, as_json)
+        return
     counted = [_call("GET", one, "/admin/experiment/counts", token_env) for one in urls]
     known = [trial.read(document) for document in counted if document]
     if not known:
@@ -125,6 +129,10 @@ def status(
     except ValueError as e:
         typer.echo(f"cannot be added up: {e}", err=True)
         raise typer.Exit(1) from None
+    _show(told, as_json)
+
+
+def _show(told: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
     else:

@@ -48,6 +48,8 @@ def results(trial: Trial, now_unix: float) -> dict[str, Any]:
         len({str(arm.settings) for arm in trial.table.arms}) == 1
     ):
         notes.append("A/A: the arms are the same, so every difference here is noise")
+    if until < plan.probation_until:
+        notes.append("on probation: guard rails look, shares do not swing and turns are short; nothing is counted yet")
     if until < plan.counts_from():
         notes.append(f"counting begins in {plan.counts_from() - until:.0f} s, with the next whole block of slices")
     if trial.phases:
@@ -186,6 +188,8 @@ def _slice(plan: Plan, unix: float) -> dict[str, Any] | None:
     elif plan.design is Design.PARTITION:
         told["arm_of_group"] = [namer(plan.arm_of_group(g, unix)) for g in range(len(plan.arms))]
     else:
-        shares = plan.shares(plan.order(moment.block)[moment.position])
+        turn = plan.order(moment.block)[moment.position]
+        shares = plan.weights if unix < plan.probation_until else plan.shares(turn)
+        shares = tuple(share / sum(shares) for share in shares)
         told["shares"] = {name: round(s, 4) for name, s in zip(plan.arms, shares, strict=True)}
     return told

@@ -17,6 +17,7 @@ def show(console: Console, told: Mapping[str, Any]) -> None:
     table = Table(
         title=f"{told['name']}: {told['design']} by {told['key']}, {state}, "
         f"{told['elapsed_s'] / 3600:.1f} h, {told['offered_rps']:.1f} requests a second counted"
+        + (f" at {told['gateways']} gateways" if told.get("gateways") else "")
     )
     for column in ("arm", "weight", "requests", "attainment", "95 %", "difference", "95 %", "goodput", "state"):
         table.add_column(column, justify="left" if column in ("arm", "state") else "right")

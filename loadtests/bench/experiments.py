@@ -7,6 +7,7 @@ A/A reports a false difference in at most 6.5 %; every bad arm is stopped within
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from loadtests.experiment_check import LOOKS, Check, check
 from loadtests.experiment_engine import Agreement, agreement
-from loadtests.experiment_guard import KINDS, Stops, stops
+from loadtests.experiment_guard import KINDS, PLANS, Stops, stops
 from loadtests.experiment_model import AFFINITY, SPREAD, World, traffic
 
 COVERS, FALSE, BAD_WITHIN_S, GOOD_STOPS = 0.93, 0.065, 60.0, 5
@@ -41,11 +42,17 @@ def run(repetitions: int, seconds: float, guard_runs: int, out: Path | None, con
         line = bar.add_task("designs", total=1.0)
         checked = check(world, repetitions, seconds, progress=lambda share: bar.update(line, completed=share))
         judged = []
-        for kind in KINDS:
-            line = bar.add_task(f"guard rails, {kind}", total=1.0)
+        for design, kind in itertools.product(PLANS, KINDS):
+            line = bar.add_task(f"guard rails, {design}, {kind}", total=1.0)
             last = 90.0 if kind.startswith("bad") else 600.0
             judged.append(
-                stops(kind, guard_runs, last, progress=lambda share, at=line: bar.update(at, completed=share))  # type: ignore[misc]
+                stops(
+                    kind,
+                    guard_runs,
+                    last,
+                    progress=lambda share, at=line: bar.update(at, completed=share),  # type: ignore[misc]
+                    design=design,
+                )
             )
     held = [_engines(agreed, console), _designs(checked, console), _guards(judged, console)]
     console.print(f"{time.perf_counter() - began:.0f} s; seeds are fixed, so the same command prints the same numbers")
@@ -95,8 +102,8 @@ def _designs(found: Check, console: Console) -> bool:
 
 
 def _guards(found: list[Stops], console: Console) -> bool:
-    table = Table(title="guard rails, 20 requests a second, half of the sessions in the arm")
-    for column in ("arm", "runs", "stopped", "within 60 s", "median", "latest", ""):
+    table = Table(title="guard rails, 20 requests a second, begun anywhere within the slices")
+    for column in ("design", "arm", "runs", "stopped", "within 60 s", "median", "latest", ""):
         table.add_column(column, justify="right")
     holds = True
     for one in found:
@@ -104,7 +111,9 @@ def _guards(found: list[Stops], console: Console) -> bool:
         met = one.within_60 == one.runs if bad else len(one.at_s) <= GOOD_STOPS * one.runs / 200
         holds &= met
         times = (f"{np.median(one.at_s):.0f} s", f"{max(one.at_s):.0f} s") if one.at_s else ("", "")
-        table.add_row(one.kind, f"{one.runs}", f"{len(one.at_s)}", f"{one.within_60}", *times, _verdict(met))
+        table.add_row(
+            one.design, one.kind, f"{one.runs}", f"{len(one.at_s)}", f"{one.within_60}", *times, _verdict(met)
+        )
     console.print(table)
     return holds
 
@@ -131,5 +140,5 @@ def _document(agreed: list[Agreement], checked: Check, judged: list[Stops]) -> d
             }
             for name, row in checked.rows.items()
         },
-        "guards": [{"kind": s.kind, "runs": s.runs, "stopped_at_s": s.at_s} for s in judged],
+        "guards": [{"design": s.design, "kind": s.kind, "runs": s.runs, "stopped_at_s": s.at_s} for s in judged],
     }

@@ -9,7 +9,7 @@ import pytest
 
 from loadtests.experiment_check import assigned, check, settings
 from loadtests.experiment_engine import agreement
-from loadtests.experiment_guard import stops
+from loadtests.experiment_guard import PLANS, stops
 from loadtests.experiment_model import AFFINITY, SPREAD, World, run, traffic
 from policies.designs import Assigner
 
@@ -55,11 +55,12 @@ def test_the_queue_model_answers_as_the_engine_model_does() -> None:
     assert min(found.differences) > 0.0
 
 
-def test_a_bad_arm_is_stopped_within_a_minute_and_good_ones_go_on() -> None:
-    bad = stops("bad: all to one replica", 10, 60.0)
+@pytest.mark.parametrize("design", PLANS)
+def test_a_bad_arm_is_stopped_within_a_minute_and_good_ones_go_on(design: str) -> None:
+    bad = stops("bad: all to one replica", 10, 60.0, design=design)
     assert (len(bad.at_s), bad.within_60) == (10, 10)
-    assert stops("good: better", 10, 90.0, every_s=2.0).at_s == []
-    assert stops("good: the same", 10, 90.0, every_s=2.0).at_s == []
+    assert stops("good: better", 5, 90.0, every_s=2.0, design=design).at_s == []
+    assert stops("good: the same", 5, 90.0, every_s=2.0, design=design).at_s == []
 
 
 def test_caches_and_queues_are_shared_so_affinity_helps_those_who_do_not_use_it() -> None:

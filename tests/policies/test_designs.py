@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
@@ -68,6 +69,31 @@ def test_the_wash_of_a_slice_is_not_counted_and_nothing_before_the_first_whole_b
     plan = replace(SWITCHBACK, started_unix=START + 10.0)
     counted = [t for t in range(0, 480, 5) if at(plan, START + t).counted]
     assert counted == [*range(260, 360, 5), *range(380, 480, 5)]
+
+
+def test_on_probation_turns_are_short_shares_do_not_swing_and_nothing_is_counted() -> None:
+    turns = replace(SWITCHBACK, started_unix=START + 33.0, probation_s=120.0)
+    arms = [at(turns, START + 33.0 + t).arm for t in range(0, 120)]
+    assert arms.count(0) == pytest.approx(60, abs=5)
+    assert max(len(list(same)) for _, same in groupby(arms)) <= 10
+    after = {at(turns, START + t).arm for t in range(155, 239)}
+    assert after == {at(SWITCHBACK, START + 155).arm}, "then slices are as they would have been"
+    assert not any(at(turns, START + t).counted for t in range(33, 260))
+    assert at(turns, START + 261).counted
+    swings = replace(SPLIT, started_unix=START + 33.0, probation_s=120.0)
+    assert share(swings, START + 40.0) == share(swings, START + 150.0) == pytest.approx(0.5, abs=0.03)
+    assert min(share(swings, START + 155.0), 1.0 - share(swings, START + 155.0)) == pytest.approx(0.1, abs=0.03)
+    for plan in (turns, swings):
+        moved = [t for t in range(0, 300) if plan.moment(START + t).left_s <= 0.0]
+        assert moved == []
+
+
+def test_a_slice_after_probation_knows_the_arm_before_it() -> None:
+    for seed in range(20):
+        plan = replace(SWITCHBACK, seed=seed, started_unix=START + 115.0, probation_s=120.0)
+        begin = START + 240.0  # probation ends 5 s before
+        given = at(plan, begin + 60.0)
+        assert given.level == int(given.arm != plan.active(begin - 0.5))
 
 
 def test_a_switchback_says_which_slices_follow_their_own_arm() -> None:
