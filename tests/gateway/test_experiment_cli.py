@@ -79,7 +79,7 @@ async def test_two_gateways_run_one_experiment_and_their_counts_add_up(sim: Flee
 async def test_what_cannot_be_reached_or_read_is_said_in_one_line(tmp_path: Path) -> None:
     gone = await call("status", "--url", "http://127.0.0.1:9")
     assert gone.exit_code == 1
-    said = "--url http://127.0.0.1:9: http://127.0.0.1:9/admin/experiment/counts cannot be reached"
+    said = "--url http://127.0.0.1:9: http://127.0.0.1:9/admin/experiment cannot be reached"
     assert gone.output.startswith(said)
     file = tmp_path / "other.toml"
     file.write_text("[policy]\nname = 'x'\n")
