@@ -20,9 +20,8 @@ from policies.admission import SizeFairness
 WINDOW_S = 30.0
 LEAST_ARRIVALS = 32
 EVERY_S = 0.5
-RECENT_S = (
-    5.0  # what waits and what came in this time fits into it: the overload is over, whatever the window remembers
-)
+# what waits and what came in this time fits into it: the overload is over, whatever the window remembers
+RECENT_S = 5.0
 TARGET_LATE = 0.03  # late refusals per dispatch at which the capacity is right
 STEP = 0.02
 HEADROOM = 0.75  # of the capacity is filled by those who pay while others do not: theirs is the shorter queue
@@ -117,12 +116,13 @@ class Price:
         self.thresholds = [q[k - 1] if 0 < k < len(q) else FREE if k else 0.0 for q, k in zip(costs, kept, strict=True)]
 
     def _recent_s(self, now: float) -> float:
-        """What the arrivals of the last few seconds ask for."""
+        """What the arrivals of the last few seconds ask for within as much time: one prompt fills one replica, so one
+        of half a minute is no overload while the others idle."""
         asked = 0.0
         for at, cost, _, _ in reversed(self._arrivals):
             if at < now - RECENT_S:
                 break
-            asked += cost
+            asked += min(cost, RECENT_S)
         return asked
 
     def _excuse(self, budget: float) -> float:

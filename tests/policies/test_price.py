@@ -82,6 +82,19 @@ def test_the_price_goes_as_soon_as_what_waits_and_what_comes_fits() -> None:
     assert not price.active
 
 
+def test_one_prompt_of_half_a_minute_after_a_burst_does_not_bring_the_price_back() -> None:
+    price = Price(SizeFairness(2.0))
+    offer(price, 40, 20, capacity=4.0)
+    price.too_dear(4000, 0.4, None, 48.0)
+    price.too_dear(120_000, 30.0, None, 48.5)  # it fills one replica of four for its half minute, not all four
+    price.set(4.0, 49.0, waiting_s=0.0)
+    assert not price.active
+    for n in range(7):  # seven of them are too much for four replicas
+        price.too_dear(120_000, 30.0, None, 49.0 + n / 10)
+    price.set(4.0, 50.0, waiting_s=0.0)
+    assert price.active
+
+
 def test_a_session_that_was_refused_stays_refused_for_a_while() -> None:
     sticky = StickyRefusals()
     sticky.refuse("s", 10.0)
