@@ -8,10 +8,11 @@ engine time.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from loadtests import tokens
+from loadtests import ports, tokens
 from loadtests.faults import Command, Faults
 from loadtests.live_replica import LAG_LIMIT_S, Replica, ReplicaSettings
 from loadtests.replica_api import ApiError, parse, prompt_of
@@ -36,6 +37,7 @@ class Routes:
         self.peers: Sequence[Routes] = [self]
         self.connections: set[ReplicaProtocol] = set()
         self._server: asyncio.Server | None = None
+        self._held: socket.socket | None = None  # of a port that it chose: its own also while it refuses
         self._loop = asyncio.get_running_loop()
         self._undo: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,10 +76,12 @@ class Routes:
         """Listens; a port of 0 takes a free one and keeps it."""
         if self._server is None:
             loop = asyncio.get_running_loop()
+            if not self.port:
+                self._held = ports.hold(self.host)
+                self.port = self._held.getsockname()[1]
             self._server = await loop.create_server(
                 lambda: ReplicaProtocol(self), self.host, self.port, backlog=2048, reuse_address=True
             )
-            self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
         """New connects are refused; idle connections close, busy ones go on."""
@@ -87,6 +91,8 @@ class Routes:
 
     async def stop(self) -> None:
         self.refuse()
+        if self._held is not None:
+            self._held.close()
         self.replica.stop()
         if self._undo is not None:
             self._undo.cancel()

@@ -140,12 +140,16 @@ class _Connection(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # of connects not yet taken: a sixth of one burst would wait a second for its next try
+
+
 @contextmanager
 def scripted_replica(scripts: dict[str, Script]) -> Iterator[ScriptedReplica]:
     replica = ScriptedReplica("", scripts)
     connection = type("Connection", (_Connection,), {"replica": replica})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), connection)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), connection)
     replica.url = f"http://127.0.0.1:{server.server_address[1]}"
     Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 from loadtests.bench.contenders import FOREBAY
-from loadtests.bench.processes import Server, free_ports
+from loadtests.bench.processes import Server
+from loadtests.ports import free_ports
 
 CHAT = "/v1/chat/completions"
 PLAIN = False  # httpx's `verify`: reading the certificates of the machine costs 50 ms of CPU for each client
@@ -45,11 +46,12 @@ class Gateway:
 
 
 def unhurried(config: str) -> str:
-    """TOML of a gateway that refuses nothing because the machine is busy, unless it says otherwise."""
-    if "loop_lag_s" in config:
-        return config
-    head, _, rest = config.partition("[limits]\n")
-    return head + '\n[limits]\nloop_lag_s = "none"\n' + rest
+    """TOML of a gateway that refuses nothing and misses no probe because the machine is busy, unless it says so."""
+    for table, key, value in (("limits", "loop_lag_s", '"none"'), ("health", "probe_timeout_s", "30.0")):
+        if key not in config:
+            head, _, rest = config.partition(f"[{table}]\n")
+            config = f"{head}\n[{table}]\n{key} = {value}\n{rest}"
+    return config
 
 
 @contextmanager

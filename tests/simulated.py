@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from loadtests.bench.contenders import FOREBAY
-from loadtests.bench.processes import Server, free_ports
+from loadtests.bench.processes import Server
+from loadtests.ports import run_of_ports
 from tests.serving import PLAIN
 
 
@@ -31,20 +31,9 @@ class Simulated:
         return next(i for i, url in enumerate(self.urls) if name in url)
 
 
-def _run_of_ports(count: int) -> int:
-    """`forebay replica` takes consecutive ports."""
-    while True:
-        (base,) = free_ports(1)
-        with suppress(OSError, OverflowError):
-            for port in range(base, base + count):
-                with socket.socket() as s:
-                    s.bind(("127.0.0.1", port))
-            return base
-
-
 @contextmanager
 def simulated(folder: Path, count: int = 3, *flags: str) -> Iterator[Simulated]:
-    base = _run_of_ports(count)
+    base = run_of_ports(count)
     argv = [*FOREBAY, "replica", "--port", str(base), "--count", str(count), "--profile", "h100-8b", "--model", "tiny"]
     server = Server([*argv, *flags], folder / "replicas.log")
     urls = [f"http://127.0.0.1:{base + i}" for i in range(count)]

@@ -23,8 +23,9 @@ from loadtests.bench import cost, decisions, held
 from loadtests.bench import workers as several
 from loadtests.bench.churn import churn
 from loadtests.bench.contenders import Contender, forebay, router_executable, vllm_router
-from loadtests.bench.processes import NotReadyError, free_ports
+from loadtests.bench.processes import NotReadyError
 from loadtests.bench.soak import MOST_BYTES_PER_STREAM, MOST_HEALTH_S, soak
+from loadtests.ports import free_ports
 
 app = typer.Typer(add_completion=False, invoke_without_command=True)
 console = Console()

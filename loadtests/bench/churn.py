@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import tempfile
 import threading
 import time
@@ -24,7 +23,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from loadtests.bench.contenders import FOREBAY
-from loadtests.bench.processes import Server, free_ports
+from loadtests.bench.processes import Server
+from loadtests.ports import free_ports, run_of_ports
 
 CLIENTS = 6
 SPARE_DESCRIPTORS = 40  # idle connections of clients and pools, which close by themselves
@@ -64,7 +64,7 @@ class Churn:
 def churn(changes: int, seconds: float, workers: int, replicas: int, console: Console) -> Churn:
     """Raises NotReadyError when a server does not start."""
     found = Churn()
-    base, port = _run_of_ports(replicas), free_ports(1)[0]
+    base, port = run_of_ports(replicas), free_ports(1)[0]
     gateway_url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="forebay-churn-") as folder:
         simulated = ["replica", "--port", str(base), "--count", str(replicas), "--model", "sim", "--time-scale", "20"]
@@ -158,21 +158,3 @@ def _left(url: str) -> list[str]:
 
 def _descriptors(server: Server) -> int:
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in server.tree())
-
-
-def _run_of_ports(count: int) -> int:
-    """`forebay replica` takes consecutive ports: the first of a run that nobody listens on."""
-    while True:
-        (base,) = free_ports(1)
-        held: list[socket.socket] = []
-        try:
-            for port in range(base, base + count):
-                one = socket.socket()
-                held.append(one)
-                one.bind(("127.0.0.1", port))
-            return base
-        except (OSError, OverflowError):
-            continue
-        finally:
-            for one in held:
-                one.close()

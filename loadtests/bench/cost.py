@@ -23,7 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from loadtests.bench import load, programs
 from loadtests.bench.contenders import ALL_ON, Contender
-from loadtests.bench.processes import Server, free_ports, two_cores
+from loadtests.bench.processes import Server, two_cores
+from loadtests.ports import free_ports
 
 EVENTS = 128
 INTERVAL_US = 10_000

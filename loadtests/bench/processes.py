@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,18 +21,6 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 class NotReadyError(RuntimeError):
     """A server died or did not answer in time; the text holds the end of its log."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now; all are held until the last is found, so they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
 
 
 def two_cores() -> tuple[set[int], set[int]]:

@@ -21,7 +21,8 @@ from rich.progress import Progress
 
 from loadtests.bench import load, programs
 from loadtests.bench.contenders import Contender
-from loadtests.bench.processes import Server, free_ports, two_cores
+from loadtests.bench.processes import Server, two_cores
+from loadtests.ports import free_ports
 
 EVENTS_PER_S = 5
 START_S = 4.0  # the streams open evenly over this time, or longer where they are many:

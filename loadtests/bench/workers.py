@@ -19,7 +19,8 @@ from rich.console import Console
 
 from loadtests.bench import cost, load, programs
 from loadtests.bench.contenders import forebay
-from loadtests.bench.processes import Server, free_ports, two_cores
+from loadtests.bench.processes import Server, two_cores
+from loadtests.ports import free_ports
 
 MOST_PER_EVENT, MOST_PER_REQUEST, MOST_P99_S = 1.11, 1.5, 0.001
 

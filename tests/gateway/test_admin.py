@@ -289,11 +289,14 @@ async def test_reload_without_a_file_says_so() -> None:
 
 
 async def test_a_replica_taken_from_the_file_is_gone_and_its_open_stream_ends_whole(tmp_path: Path, sim: Fleet) -> None:
-    async with running(*sim.urls) as g:
-        sim.members[0].order(Command("slow", factor=20.0))
+    async with running(*sim.urls, health={"hang_s": 60.0}) as g:
+        for member in sim.members:
+            member.order(Command("hang"))
         answers = [asyncio.create_task(g.chat(stream=True, max_tokens=20)) for _ in range(2)]
-        await until(lambda: len(g.gateway.proxy.live) == 2)
+        await until(lambda: sum(len(e.record.attempts) for e in g.gateway.proxy.live) == 2)
         await g.http.delete("/admin/fleet/r0")
+        for member in sim.members:
+            member.order(Command("clear"))
         texts = [(await answer).text for answer in answers]
         assert all(text.endswith("data: [DONE]\n\n") for text in texts)
         await until(lambda: g.gateway.fleet.get("r0") is None)

@@ -159,16 +159,22 @@ async def slow() -> AsyncIterator[Fleet]:
 
 
 async def test_on_the_running_product(slow: Fleet) -> None:
-    """10,000 tokens at 10 ms or more each take far longer than the deadline of two seconds."""
+    """10,000 tokens at 10 ms or more each take far longer than any deadline here; streams are first let begin."""
     async with running(*slow.urls) as g:
         long = {"model": "sim", "max_tokens": 10_000, "ignore_eos": True}
-        for path, prompt in (("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-                             ("completions", {"prompt": "x"})):  # fmt: skip
-            streamed, whole = [
-                await g.http.post(f"/v1/{path}", json={**long, **prompt, **more}, headers={"x-deadline-ms": "2000"})
-                for more in ({"stream": True}, {})
-            ]
-            assert '"code":"expired"' in streamed.text.split("\n\n")[-2]
+        prompts = {"chat/completions": {"messages": [{"role": "user", "content": "x"}]}, "completions": {"prompt": "x"}}
+        for path, prompt in prompts.items():
+            whole = await g.http.post(f"/v1/{path}", json=long | prompt, headers={"x-deadline-ms": "500"})
             assert (whole.status_code, whole.json()["error"]["code"]) == (504, "expired")
+        asked = [
+            asyncio.create_task(
+                g.http.post(f"/v1/{path}", json=long | prompt | {"stream": True}, headers={"x-deadline-ms": "3600000"})
+            )
+            for path, prompt in prompts.items()
+        ]
+        await until_true(lambda: sum(e.record.first_content_at is not None for e in g.gateway.proxy.live) == 2)
+        g.gateway.scheduler._apply(g.gateway.balancer.wake(time.monotonic() + 7200.0))
+        for streamed in asked:
+            assert '"code":"expired"' in (await streamed).text.split("\n\n")[-2]
         await until_true(lambda: not slow.members[0].replica.engine.running)
         assert g.gateway.balancer.fleet.replicas["r0"].ledger.in_flight == 0

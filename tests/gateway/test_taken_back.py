@@ -20,7 +20,7 @@ def to(replica_id: str) -> Dispatch:
 
 
 async def test_a_decision_taken_back_before_it_was_followed_leaves_nothing_behind() -> None:
-    async with Fleet.of(ReplicaSettings(), 2) as fleet, running(*fleet.urls) as g:
+    async with Fleet.of(ReplicaSettings(), 2) as fleet, running(*fleet.urls, health={"hang_s": 600.0}) as g:
         for member in fleet.members:
             member.order(Command("hang"))
         asked = asyncio.create_task(g.chat(stream=False))

@@ -66,7 +66,9 @@ async def test_a_hang_keeps_health_and_freezes_the_gauges(fleet: Fleet, client: 
     steps = replica.engine.counters.steps
     assert (await client.get("/health")).status_code == 200
     with pytest.raises(httpx.ReadTimeout):
-        await client.post("/v1/completions", json={"prompt": "b", "max_tokens": 1}, timeout=0.05)
+        await client.post(
+            "/v1/completions", json={"prompt": "b", "max_tokens": 1}, timeout=httpx.Timeout(10, read=0.05)
+        )
     assert replica.engine.counters.steps == steps
     await fault(client, "clear")
     answer = await client.post("/v1/completions", json={"prompt": "c", "max_tokens": 1})
@@ -116,10 +118,21 @@ async def test_a_port_that_refuses_is_opened_through_another_replica(fleet: Flee
     assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_fault_can_end_by_itself(fleet: Fleet, client: httpx.AsyncClient) -> None:
+async def test_a_fault_can_end_by_itself(
+    fleet: Fleet, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = fleet.members[0]
+    order, done = member.order, list[tuple[str, bool]]()
+
+    def noted(command: Command) -> None:
+        order(command)
+        done.append((command.kind, member.listening))
+
+    monkeypatch.setattr(member, "order", noted)
     await fault(client, "refuse", for_s=0.05)
-    await until(lambda: not fleet.members[0].listening)
-    await until(lambda: fleet.members[0].listening)
+    await until(lambda: len(done) == 2)
+    assert (done[0], done[1][0]) == (("refuse", False), "clear")
+    await until(lambda: member.listening)
 
 
 async def test_sleep_shows_in_the_metrics_and_nowhere_else(client: httpx.AsyncClient) -> None:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from loadtests.bench.contenders import FOREBAY
-from loadtests.bench.processes import free_ports
+from loadtests.ports import free_ports
 from tests.scripted_replica import ScriptedReplica, chunk, event, scripted_replica
 from tests.serving import PLAIN, Gateway, chat, gateway, metric, post, stream, streaming, unhurried, wait_for
 

@@ -135,7 +135,9 @@ async def test_a_name_is_looked_up_again_when_its_record_expires_and_not_before(
     server.zone["short.test", "A"] = (0, ["10.0.0.1"])
     server.zone["long.test", "A"] = (3600, ["10.0.0.2"])
     async with resolving(server, "http://short.test", "http://long.test", ttl_max_s=3600.0) as r:
-        await until(lambda: server.asked.count(("short.test", "A")) >= 5)
+        await r.becomes("http://10.0.0.1", "http://10.0.0.2")
+        asked = server.asked.count(("short.test", "A"))
+        await until(lambda: server.asked.count(("short.test", "A")) >= asked + 5)
         assert server.asked.count(("long.test", "A")) == 1
         assert r.urls == ["http://10.0.0.1", "http://10.0.0.2"]
 
@@ -145,7 +147,8 @@ async def test_a_name_server_that_fails_or_names_nobody_leaves_the_replicas_as_t
     server: NameServer, fault: str
 ) -> None:
     server.zone["vllm.test", "A"] = (0, ["10.0.0.1"])
-    async with resolving(server, "http://vllm.test:8000", timeout_s=0.3) as r:
+    # only who is silent is waited for in vain: from the others an answer comes, however late on a busy machine
+    async with resolving(server, "http://vllm.test:8000", timeout_s=0.3 if fault == "silent" else 20.0) as r:
         await r.becomes("http://10.0.0.1:8000")
         if fault == "nobody":
             server.zone["vllm.test", "TXT"] = server.zone.pop(("vllm.test", "A"))

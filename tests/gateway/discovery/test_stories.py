@@ -86,16 +86,18 @@ async def test_a_pod_that_terminates_gets_nothing_new_and_its_stream_ends_whole(
     async with api_server() as api:
         for i in range(2):
             api.put(pod(f"vllm-{i}", sim.urls[i], f"u{i}"))
-        async with running(**kubernetes(api)) as g:
+        async with running(**kubernetes(api), health={"hang_s": 60.0}) as g:
             await until(lambda: all(g.gateway.fleet.available(f"vllm-{i}") for i in range(2)))
             for member in sim.members:
-                member.order(Command("slow", factor=20.0))
+                member.order(Command("hang"))
             answers = [asyncio.create_task(g.chat(stream=True, max_tokens=20)) for _ in range(2)]
-            await until(lambda: len(g.gateway.proxy.live) == 2)
+            await until(lambda: sum(len(e.record.attempts) for e in g.gateway.proxy.live) == 2)
             api.put(pod("vllm-0", sim.urls[0], "u0", ready=False, terminating=True))
             await until(lambda: not g.gateway.fleet.available("vllm-0"))
             api.delete("slice-vllm-0")
             await until(lambda: "vllm-0" in g.gateway.members.leaving)
+            for member in sim.members:
+                member.order(Command("clear"))
             texts = [(await answer).text for answer in answers]
             assert all(text.endswith("data: [DONE]\n\n") for text in texts)
             await until(lambda: g.gateway.fleet.get("vllm-0") is None)

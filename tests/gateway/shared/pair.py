@@ -12,7 +12,7 @@ from typing import Any
 from redis import Redis
 
 from gateway.tenants import digest
-from loadtests.bench.processes import free_ports
+from loadtests.ports import free_ports
 from loadtests.replica import Fleet, ReplicaSettings
 from tests.gateway.running import Running, running, until
 from tests.serving import wait_for

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from loadtests.bench import load, programs
-from loadtests.bench.processes import NotReadyError, Server, free_ports
+from loadtests.bench.processes import NotReadyError, Server
+from loadtests.ports import free_ports
 
 PYTHON = {name: [sys.executable, "-m", f"loadtests.bench.{name}"] for name in ("null_replica", "load_client")}
 
