@@ -46,6 +46,7 @@ class Answer:
     terminal: bool = False
     error: str | None = None  # in-band error object or unreadable event
     error_code: int | None = None
+    error_message: str | None = None  # its own words, beside the code
     text: list[str] = field(default_factory=list)
     _choices: set[int] = field(default_factory=set)
     _rest: bytes = b""
@@ -213,6 +214,7 @@ class Answer:
         if isinstance(error, dict):
             code = error.get("code")
             self.error_code = code if isinstance(code, int) else None
+            self.error_message = str(error["message"]) if error.get("message") else None
             self.error = str(code if isinstance(code, str) else error.get("type") or error.get("message") or "error")
         else:
             self.error = str(error)

@@ -21,6 +21,7 @@ from loadtests.gateways import RequestMaker, balancers
 from loadtests.offer import Offer
 from loadtests.oracle import Truth, best_run
 from loadtests.profiles import Profile
+from loadtests.record import ERRORS
 from loadtests.reuse import ceiling
 from loadtests.scenario import Incident, Scenario, engine
 from loadtests.schedule import Schedule
@@ -134,7 +135,7 @@ def summarise(schedule: Schedule, outcomes: Outcomes, name: str, arm: Arm, setup
     held = RequestMaker(schedule).held_after
     entry |= {
         "view": "virtual time",
-        "error_rate": sum(r.partition in live_result.ERRORS for r in cohort) / len(cohort) if cohort else None,
+        "error_rate": sum(r.partition in ERRORS for r in cohort) / len(cohort) if cohort else None,
         "reasons_by_outcome": live_result.reasons_by_outcome(cohort),
         "attempts": live_result.attempts(cohort),
         "reuse": {

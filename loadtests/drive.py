@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 
 from loadtests.answer import Answer
 from loadtests.client import Client
-from loadtests.record import Record
+from loadtests.record import ERRORS, Record
 from loadtests.retry import NONE, RetryProfile
 from loadtests.schedule import Row, Schedule
 from loadtests.sustain import LOCAL_ERRNOS, LoopProbe, Sustained
-from policies.objectives import LATE, Partition
+from policies.objectives import Partition
 
+BEHIND = "behind a failed turn"
 AHEAD = 64  # rows looked at for bodies that are still to be made
 SPARE_S = 0.002  # real seconds: a body is made only when the next row is further away
 
@@ -88,7 +89,7 @@ class Tally:
     done: int = 0
     good: int = 0
     shed: int = 0
-    failed: int = 0
+    errors: int = 0  # as `error_rate` counts them
 
 
 class Driver:
@@ -197,6 +198,8 @@ class Driver:
                         return
                     await self._logical(row, scheduled)
                     if not record.complete:
+                        for lost in unit[unit.index(row) + 1 :]:
+                            self.records[lost.id].reason = f"{BEHIND}: {record.reason or record.partition}"
                         break
 
         for record in self.records.values():
@@ -227,7 +230,7 @@ class Driver:
         if not record.complete:
             for lost in later:
                 behind = self.records[lost.id]
-                behind.reason = "behind a failed turn"
+                behind.reason = f"{BEHIND}: {record.reason or record.partition}"
                 self._close(behind)
             return
         following = later[0]
@@ -349,8 +352,8 @@ class Driver:
             tally.good += 1
         elif record.partition is Partition.REJECTED:
             tally.shed += 1
-        elif record.partition not in LATE:
-            tally.failed += 1
+        elif record.partition in ERRORS:
+            tally.errors += 1
         if record.counted:
             self._open_counted -= 1
             if self._open_counted <= 0 and not self.behaviour.concurrency:
@@ -362,6 +365,8 @@ class Driver:
             was_due = row.at_s is not None and row.at_s <= ended_s and not self.behaviour.concurrency
             if was_due and record.counted and record.scheduled_s is None:
                 self.sustained.due += 1  # and nobody sent it
+            if record.scheduled_s is None and not record.reason:
+                record.reason = "due and never sent" if was_due else "not reached by the end of the run"
         self.sustained.stalls_s = probe.late_s
         self.sustained.cpu_share = probe.cpu_share()
         self.sustained.connections_opened = self.client.opened

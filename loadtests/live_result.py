@@ -14,13 +14,13 @@ from typing import Any
 
 from loadtests import results
 from loadtests.gateways import RequestMaker
-from loadtests.record import Record
+from loadtests.record import ERRORS, Record
 from loadtests.reuse import ceiling
 from loadtests.schedule import Schedule
 from loadtests.sustain import SustainVerdict
 from policies.objectives import Partition
 
-ERRORS = (Partition.ERROR_HTTP, Partition.ERROR_TRANSPORT, Partition.TRUNCATED)
+MOST_ERRORS = 3  # different ones that are told
 
 
 def summarise(
@@ -47,6 +47,7 @@ def summarise(
         "view": "response-paced" if response_paced else "open loop",
         "error_rate": sum(r.partition in ERRORS for r in cohort) / len(cohort) if cohort else None,
         "reasons_by_outcome": reasons_by_outcome(cohort),
+        "top_errors": top_errors(cohort),
         "attempts": attempts(cohort),
         "reuse": reuse(whole, records, replicas),
         "sustained": sustained.to_json(),
@@ -107,3 +108,17 @@ def reasons_by_outcome(records: Sequence[Record]) -> dict[str, dict[str, int]]:
             reason = record.reason.split(":")[0]
             counts[reason] = counts.get(reason, 0) + 1
     return {name: dict(sorted(counts.items())) for name, counts in sorted(found.items())}
+
+
+def top_errors(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The most frequent errors and refusals by status and reason, each with the first message that came with it."""
+    found: dict[tuple[int | None, str], dict[str, Any]] = {}
+    for record in records:
+        if record.partition in ERRORS or record.partition is Partition.REJECTED:
+            reason, _, detail = record.reason.partition(": ")
+            said = record.message or detail or None
+            one = found.setdefault(
+                (record.http, reason), {"count": 0, "http": record.http, "reason": reason, "message": said}
+            )
+            one["count"] += 1
+    return sorted(found.values(), key=lambda one: -int(one["count"]))[:MOST_ERRORS]

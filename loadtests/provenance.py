@@ -107,6 +107,16 @@ async def replica(url: str, api_key: str | None = None) -> dict[str, Any]:
     return facts
 
 
+async def models_status(url: str, api_key: str | None = None) -> int | None:
+    """The HTTP status at /v1/models; None when nobody answers."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx.AsyncClient(headers=headers, timeout=5.0, trust_env=False) as client:
+        try:
+            return (await client.get(f"{url.rstrip('/').removesuffix('/v1')}/v1/models")).status_code
+        except httpx.HTTPError:
+            return None
+
+
 def cache_config(metrics: str) -> dict[str, str]:
     """The labels of `vllm:cache_config_info` that matter for a comparison; a changing set, so by name."""
     for line in metrics.splitlines():

@@ -15,6 +15,9 @@ from loadtests.answer import Answer
 from loadtests.schedule import Row
 from policies.objectives import Objectives, Partition, Timing, judge
 
+ERRORS = (Partition.ERROR_HTTP, Partition.ERROR_TRANSPORT, Partition.TRUNCATED)  # what tables call errors
+MOST_MESSAGE = 200  # characters
+
 
 @dataclass(slots=True)
 class Record:
@@ -38,6 +41,7 @@ class Record:
     partition: Partition = Partition.NOT_DISPATCHED
     complete: bool = False
     reason: str = ""
+    message: str | None = None  # what the server said beside the code that is the reason
     http: int | None = None
     attempts: int = 0  # of the client; those of a gateway are in its own records
     wasted_tokens: int = 0  # tokens or events of attempts that did not become the answer
@@ -88,6 +92,7 @@ class Record:
         fault = answer.fault()
         if fault is not None:
             self.partition, self.reason = fault
+            self.message = answer.error_message and answer.error_message[:MOST_MESSAGE]
             return
         start, ended = self.scheduled_s, answer.ended_at
         assert start is not None

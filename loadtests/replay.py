@@ -71,6 +71,7 @@ def replay(
     """Send a workload or trace to a server at its own times and judge every answer.
 
     Latency counts from the scheduled time. Exit status 1 when the generator could not keep the schedule (INVALID).
+    The key of a gateway with tenants is read from FOREBAY_API_KEY.
 
     Example: forebay replay --url http://127.0.0.1:8000 --workload chat --window 60 --out runs/chat
     """
@@ -123,6 +124,7 @@ def replay(
     if answer_check is not None:
         told = run["answer_check"]
         console.print(f"answer check (not part of goodput): {told['passed']} of {told['checked']} passed")
+    screen.print_errors(console, [run])
     screen.print_reasons(console, [run])
     console.print(f"written to {out}", highlight=False)
     if run["verdict"] != "valid":
@@ -190,6 +192,10 @@ def say_offer(console: Console, schedule: Schedule, time_scale: float) -> None:
 async def first_model(url: str, api_key: str | None) -> str:
     """The first model that the server lists; SetupError when it lists none."""
     models = (await provenance.replica(url, api_key)).get("models") or []
+    status = None if models else await provenance.models_status(url, api_key)
+    if status in (401, 403):
+        key = "the key in FOREBAY_API_KEY is not taken" if api_key else f"no key was sent: {screen.KEY_NEEDED}"
+        raise SetupError(f"--url {url}: answered {status} at /v1/models; {key}")
     if not models:
         raise SetupError(f"--url {url}: it lists no models at /v1/models; give --model NAME, or check that it is up")
     return str(models[0]["id"])

@@ -18,6 +18,8 @@ from loadtests.schedule import Schedule
 from loadtests.senders import Progress as Sent
 
 DASH = "–"
+FEW_ERRORS = 3
+KEY_NEEDED = "the key of a client is read from the environment variable FOREBAY_API_KEY"
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def bar(console: Console, title: str, schedule: Schedule, time_scale: float = 1.
             rate = sent.tally.good / at_s if at_s > 0 else 0.0
             numbers = (
                 f"goodput {rate:5.2f}/s  good {sent.tally.good}/{sent.tally.due}  shed {sent.tally.shed}  "
-                f"failed {sent.tally.failed}  in flight {sent.in_flight}"
+                f"errors {sent.tally.errors}  in flight {sent.in_flight}"
             )
             progress.update(task, completed=at_s, numbers=numbers)
 
@@ -110,3 +112,17 @@ def print_reasons(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
             console.print(f"[red]INVALID[/red] {run['policy']}: {reason}", highlight=False)
         if run.get("view") == "response-paced":
             console.print(f"{run['policy']}: response-paced; the load fell when the server slowed", highlight=False)
+
+
+def print_errors(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
+    """What the server said, where more than a few requests ended in errors or were shed."""
+    for run in runs:
+        told = run.get("top_errors") or []
+        if sum(one["count"] for one in told) <= FEW_ERRORS:
+            continue
+        for one in told:
+            status = "no answer" if one["http"] is None else f"{one['http']}"
+            line = f"{run['policy']}: {one['count']} x {status} {one['reason']}"
+            line += f": {one['message']}" if one["message"] else ""
+            line += f" ({KEY_NEEDED})" if one["http"] == 401 else ""
+            console.print(line, highlight=False, markup=False, soft_wrap=True)

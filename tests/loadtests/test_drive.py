@@ -5,112 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 
-import orjson
+import pytest
 
-from loadtests.answer import Answer
 from loadtests.client import Client, Target
-from loadtests.drive import Behaviour, Clock, Driver, WireRequest
+from loadtests.drive import Behaviour, Clock, Driver
 from loadtests.ports import free_ports
-from loadtests.record import Record
+from loadtests.record import ERRORS
 from loadtests.retry import OFFICIAL
-from loadtests.schedule import Row, Schedule
+from loadtests.schedule import Schedule
 from policies.model import ServiceClass
 from policies.objectives import Partition
-from tests.loadtests.scripted import HEAD, LAST, Call, Script, Server, full_answer, piece, scripted, until, usage
-
-CHAT = "/v1/chat/completions"
-LOOSE = ServiceClass("interactive", ttft_s=20.0, tpot_s=20.0)
-
-
-def row(id: int, at_s: float | None, **more: object) -> Row:
-    return Row(id, at_s, 4, 3, (id,), **more)  # type: ignore[arg-type]
-
-
-def build(row: Row) -> WireRequest:
-    body = orjson.dumps({"id": row.id, "turn": row.turn, "max_tokens": row.output_tokens, "stream": True})
-    return WireRequest(CHAT, body, {"x-request-id": f"t-{row.id}"}, forced_tokens=row.output_tokens)
-
-
-async def drive(
-    script: Script,
-    rows: Sequence[Row],
-    *,
-    behaviour: Behaviour | None = None,
-    service_class: ServiceClass = LOOSE,
-    window_s: float = 1.0,
-    drain_s: float = 20.0,
-) -> tuple[list[Record], Driver, list[Call]]:
-    schedule = Schedule(tuple(rows), window_s, drain_s, 512, {"interactive": service_class})
-    async with scripted(script) as server:
-        clock = Clock(time.perf_counter() + 0.02)
-        driver = Driver(schedule, build, Client(Target.parse(server.url), clock.now), clock, behaviour)
-        return await driver.run(), driver, server.calls
-
-
-class HandClock(Clock):
-    """Time passes when the story says so: then its end cannot depend on how busy the machine is."""
-
-    def __init__(self) -> None:
-        super().__init__(0.0)
-        self.at_s = -1.0
-        self.timers: list[tuple[float, asyncio.TimerHandle]] = []
-
-    def now(self) -> float:
-        return self.at_s
-
-    def call_at(self, at_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        loop = asyncio.get_running_loop()
-        never = asyncio.TimerHandle(loop.time(), callback, (), loop)
-        self.timers.append((at_s, never))
-        self.advance(self.at_s)
-        return never
-
-    def advance(self, at_s: float) -> None:
-        self.at_s = at_s
-        for due in [timer for timer in self.timers if timer[0] <= at_s]:
-            self.timers.remove(due)
-            asyncio.get_running_loop().call_soon(lambda timer=due[1]: timer.cancelled() or timer._run())
-
-
-class Watched(Client):
-    """A client whose answers the story can see while they come in."""
-
-    answers: list[Answer]
-
-    async def send(self, path: str, body: bytes, answer: Answer, **more: object) -> dict[str, str]:  # type: ignore[override]
-        self.answers.append(answer)
-        return await super().send(path, body, answer, **more)  # type: ignore[arg-type]
-
-    def begun(self) -> int:
-        """Answers with content."""
-        return sum(answer.first_content_at is not None for answer in self.answers)
-
-    def ended(self) -> int:
-        return sum(answer.ended_at is not None for answer in self.answers)
-
-
-@asynccontextmanager
-async def by_hand(
-    script: Script,
-    rows: Sequence[Row],
-    *,
-    behaviour: Behaviour | None = None,
-    service_class: ServiceClass = LOOSE,
-    window_s: float = 1.0,
-    drain_s: float = 20.0,
-) -> AsyncIterator[tuple[HandClock, Watched, asyncio.Task[list[Record]], Server]]:
-    """A run under way whose clock stands at -1 s."""
-    schedule = Schedule(tuple(rows), window_s, drain_s, 512, {"interactive": service_class})
-    async with asyncio.timeout(30.0), scripted(script) as server:
-        clock = HandClock()
-        client = Watched(Target.parse(server.url), clock.now)
-        client.answers = []
-        running = asyncio.ensure_future(Driver(schedule, build, client, clock, behaviour).run())
-        await asyncio.sleep(0)
-        yield clock, client, running, server
+from tests.loadtests.driven import LOOSE, build, by_hand, drive, row
+from tests.loadtests.scripted import HEAD, LAST, Call, full_answer, piece, scripted, until, usage
 
 
 async def test_every_row_is_sent_and_good() -> None:
@@ -210,8 +117,34 @@ async def test_turns_behind_a_failed_one_are_failures_too() -> None:
     session = [row(0, 0.0, session="s"), *(row(i, None, session="s", turn=i) for i in (1, 2))]
     records, _, calls = await drive(script, session)
     assert [r.partition for r in records] == [Partition.ERROR_HTTP, *[Partition.NOT_DISPATCHED] * 2]
+    assert [r.reason for r in records] == ["t", *["behind a failed turn: t"] * 2]
+    assert records[0].message == "m"
     assert all(r.counted for r in records)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("concurrency", [None, 1])
+async def test_the_live_count_of_errors_is_that_of_the_table(concurrency: int | None) -> None:
+    """One error and one turn behind it; the turn was never sent, so it is no error, and says why."""
+
+    async def script(call: Call) -> None:
+        await call.plain(403, {"error": {"message": "m", "type": "t", "code": "class_not_allowed"}})
+
+    session = [row(0, 0.0, session="s"), row(1, None, session="s", turn=1)]
+    records, driver, _ = await drive(script, session, behaviour=Behaviour(concurrency=concurrency), window_s=60.0)
+    assert driver.tally.errors == sum(r.partition in ERRORS for r in records) == 1
+    assert [r.reason for r in records] == ["class_not_allowed", "behind a failed turn: class_not_allowed"]
+
+
+async def test_a_turn_that_did_not_become_due_says_so() -> None:
+    later = [row(0, 0.0, session="s"), row(1, None, session="s", turn=1, think_s=1000.0)]
+    async with by_hand(full_answer, later) as (clock, client, running, _):
+        clock.advance(0.0)
+        await until(lambda: client.ended() == 1)
+        clock.advance(30.0)
+        records = await running
+    assert records[1].partition is Partition.NOT_DISPATCHED
+    assert records[1].reason == "not reached by the end of the run"
 
 
 async def test_a_cut_stream_is_truncated_and_not_retried() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
+from rich.console import Console
+
+from loadtests import screen
 from loadtests.live_result import summarise
 from loadtests.record import Record
 from loadtests.reuse import ceiling
@@ -98,3 +103,30 @@ def test_the_reuse_ceiling_counts_leading_blocks_seen_before() -> None:
 def test_a_whole_prompt_seen_before_still_computes_its_last_token() -> None:
     rows = [Row(0, 0.0, 20, 1, (1, 2)), Row(1, 1.0, 20, 1, (1, 2))]
     assert ceiling(rows, 10) == 19 / 40
+
+
+def test_errors_and_refusals_are_told_by_status_and_reason_with_the_first_message() -> None:
+    refused = [
+        record(i, Partition.ERROR_HTTP, http=403, reason="class_not_allowed", message=f"not yours, {i}") for i in (0, 1)
+    ]
+    gone = record(2, Partition.ERROR_TRANSPORT, reason="no_response: refused")
+    run = summarise(schedule(), [*refused, gone, record(3, Partition.GOOD)], KEPT, policy="x")
+    assert run["top_errors"] == [
+        {"count": 2, "http": 403, "reason": "class_not_allowed", "message": "not yours, 0"},
+        {"count": 1, "http": None, "reason": "no_response", "message": "refused"},
+    ]
+
+
+def test_more_than_a_few_errors_are_shown_and_a_missing_key_is_named() -> None:
+    def shown(count: int) -> str:
+        console = Console(file=StringIO(), width=200)
+        told = {"count": count, "http": 401, "reason": "no_key", "message": "[key] missing"}
+        screen.print_errors(console, [{"policy": "replay", "top_errors": [told]}])
+        written = console.file
+        assert isinstance(written, StringIO)
+        return written.getvalue()
+
+    assert shown(3) == ""
+    assert shown(4).startswith(
+        "replay: 4 x 401 no_key: [key] missing (the key of a client is read from the environment"
+    )

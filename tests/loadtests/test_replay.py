@@ -132,6 +132,29 @@ def test_bad_usage_is_one_line_and_status_2(more: list[str], says: str, tmp_path
     assert says in result.stderr
 
 
+@pytest.mark.parametrize(("key", "says"), [
+    (None, "answered 401 at /v1/models; no key was sent: the key of a client is read from the environment variable"),
+    ("sk-wrong", "answered 401 at /v1/models; the key in FOREBAY_API_KEY is not taken"),
+])  # fmt: skip
+async def test_a_server_that_wants_a_key_is_said_to(
+    key: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keyed(call: Call) -> None:
+        await call.plain(401, {"error": {"message": "m", "type": "t", "code": "no_key"}})
+
+    monkeypatch.delenv("FOREBAY_API_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("FOREBAY_API_KEY", key)
+    async with scripted(keyed) as server:
+        arguments = [
+            "replay", "--url", server.url, "--workload", "chat", "--window", "1", "--out", str(tmp_path / "run"),
+        ]  # fmt: skip
+        result = await asyncio.to_thread(CliRunner().invoke, cli.build(["replay"]), arguments)
+    assert result.exit_code == 2
+    assert f"forebay replay: --url {server.url}: {says}" in result.stderr
+    assert "sk-wrong" not in result.output
+
+
 def test_an_answer_check_that_raises_is_not_passed_and_is_named() -> None:
     def check(answer: str, row: dict[str, object]) -> bool:
         return bool(row["nothing"])
