@@ -117,10 +117,16 @@ def check(
 ) -> None:
     """Check a configuration file: one line per mistake and exit status 2, or what it would do.
 
+    Environment variables that it names have to be set here too, as they will be for the gateway.
+
     Example: forebay check --config gateway.toml
     """
+    from gateway.surroundings import lacking
+
     try:
         settings = load(config)
+        if lines := lacking(settings):
+            raise ConfigError(lines)
     except ConfigError as e:
         _mistakes(e)
     Console().print(banner.settings(settings))

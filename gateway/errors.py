@@ -107,11 +107,17 @@ class GatewayError(Exception):
         return FORMS[self.code][0]
 
 
-def shed(reason: str, retry_after_s: float | None, objectives_s: Mapping[str, float] | None = None) -> GatewayError:
+def shed(
+    reason: str,
+    retry_after_s: float | None,
+    objectives_s: Mapping[str, float] | None = None,
+    predicted_ttft_s: float | None = None,
+) -> GatewayError:
     """The refusal for a reason of the core; an unknown reason is our fault, never a silent 200.
 
     retry_after_s: when the core predicts room for it; None: there never will be for this request.
-    objectives_s: what it had to meet, in seconds from receipt, as {"first token": 0.2}."""
+    objectives_s: what it had to meet, in seconds from receipt, as {"first token": 0.2}.
+    predicted_ttft_s: when an idle replica would have had the first token, where that is what was too late."""
     code = Code(reason) if reason in Code._value2member_map_ else Code.INTERNAL
     message = SHED_MESSAGES.get(code, f"refused: {reason}")
     hopeless = code is Code.EXPIRED or (code is Code.INFEASIBLE and retry_after_s is None)
@@ -120,6 +126,7 @@ def shed(reason: str, retry_after_s: float | None, objectives_s: Mapping[str, fl
             message = "not even an idle replica could meet the objectives of this request"
         within = ", ".join(f"{what} within {s * 1000:.0f} ms" for what, s in (objectives_s or {}).items())
         message += f": {within}" if within else ""
+        message += f"; predicted in {predicted_ttft_s * 1000:.0f} ms" if predicted_ttft_s is not None else ""
     return GatewayError(code, message, None if hopeless else retry_after_s, retriable=False if hopeless else None)
 
 

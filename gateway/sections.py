@@ -8,10 +8,11 @@ Reading and checking across tables is in `config.py`; what only the decision cor
 from __future__ import annotations
 
 from dataclasses import asdict
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from policies.classes import DEFAULT_CLASSES
 from policies.model import ServiceClass
@@ -21,12 +22,21 @@ def _none(value: Any) -> Any:
     return None if value == "none" else value
 
 
+def _address(value: str) -> str:
+    """As a peer's address is spelled. Raises ValueError."""
+    try:
+        return str(ip_address(value))
+    except ValueError:
+        raise ValueError("must be one IP address, as 10.0.0.4; no name, port or network") from None
+
+
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 SecondsOrNone = Annotated[Seconds | None, BeforeValidator(_none)]
 RateOrNone = SecondsOrNone
 CountOrNone = Annotated[Count | None, BeforeValidator(_none)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Address = Annotated[str, AfterValidator(_address)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 
 
@@ -45,7 +55,7 @@ class Listen(Table):
     """Connections the kernel may queue before they are accepted."""
     keep_alive_s: float = Field(default=75.0, ge=1)
     """Idle time after which a client's connection is closed, whole seconds; also one that never sends anything."""
-    trusted_proxies: list[str] = []
+    trusted_proxies: list[Address] = []
     """Addresses whose x-forwarded-* and forwarded headers are kept and extended; from others they are replaced."""
     drain_s: Seconds = 30.0
     """Longest time that open streams may take to finish after SIGTERM."""

@@ -78,7 +78,7 @@ class LateBinding:
             best = self.dispatcher.sight.best_start_s
             margin = self.dispatcher.margins.bound(request.service_class, best) - best
             why = Why.HOPELESS if tracked.latest_start + margin < request.received_at else Why.NOW
-            return [*before, self.refuse(tracked, "infeasible", now, why)]
+            return [*before, self.refuse(tracked, "infeasible", now, why, best if why is Why.HOPELESS else None)]
         if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
             if self.price.due(now):
@@ -114,7 +114,7 @@ class LateBinding:
         self._unpark(tracked)
         self.queue.remove(tracked)
 
-    def refuse(self, tracked: Tracked, reason: str, now: float, why: Why = Why.LATE) -> Shed:
+    def refuse(self, tracked: Tracked, reason: str, now: float, why: Why = Why.LATE, best: float | None = None) -> Shed:
         self.leave(tracked)
         request = tracked.request
         self.shed_by_reason[reason] = self.shed_by_reason.get(reason, 0) + 1
@@ -123,7 +123,7 @@ class LateBinding:
         if reason != "no_replica":
             self.fairness.refused(request.prompt_tokens, priced=why is Why.PRICED)
             self.sticky.refuse(request.session, now + self.settings.sticky_shed_s)
-        return Shed(request.id, reason, None if why is Why.HOPELESS else self._retry_after(tracked, now))
+        return Shed(request.id, reason, None if why is Why.HOPELESS else self._retry_after(tracked, now), best)
 
     def over(self, tracked: Tracked, outcome: Outcome, usage: Usage | None, now: float) -> None:
         """A dispatched attempt ended."""

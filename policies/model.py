@@ -152,6 +152,7 @@ class Shed:
     request_id: str
     reason: str  # infeasible | queue_full | over_quota | no_replica | draining | expired
     retry_after_s: float | None = None  # None: a retry cannot succeed, however idle the fleet is
+    predicted_ttft_s: float | None = None  # then: from an idle replica
 
 
 @dataclass(slots=True, frozen=True)

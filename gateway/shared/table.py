@@ -42,4 +42,7 @@ class RedisTable(Table):
         if parts.username or parts.password:
             raise ValueError("must not hold a user or password; name variables in user_env and password_env")
         _ = parts.port
+        number = parts.path.strip("/")
+        if number and not (number.isascii() and number.isdigit()):
+            raise ValueError(f'must end with the number of a database, as /0; "{number}" is none')
         return value

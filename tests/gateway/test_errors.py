@@ -59,6 +59,8 @@ def test_what_no_idle_replica_could_do_is_not_said_to_be_impossible_only_now() -
     assert told.message == (
         "not even an idle replica could meet the objectives of this request: first token within 50 ms"
     )
+    known = errors.shed("infeasible", None, {"first token": 0.05}, predicted_ttft_s=0.3456)
+    assert known.message == f"{told.message}; predicted in 346 ms"
     later = errors.shed("infeasible", 3.0, {"first token": 0.05, "end": 2.0})
     assert later.message == (
         "no replica can meet the objectives of this request now: first token within 50 ms, end within 2000 ms"

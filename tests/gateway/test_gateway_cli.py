@@ -40,6 +40,57 @@ def test_check_of_a_valid_file_says_what_it_would_do() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            '[tenants.a]\nkeys_env = ["FOREBAY_TEST_UNSET"]\n',
+            'tenants.a.keys_env[0] = "FOREBAY_TEST_UNSET": this environment variable is not set',
+        ),
+        (
+            '[[replicas]]\nurl = "http://a:1"\nkey_env = "FOREBAY_TEST_UNSET"\n',
+            'replicas[0].key_env = "FOREBAY_TEST_UNSET": this environment variable is not set',
+        ),
+        (
+            '[metrics]\ntoken_env = "FOREBAY_TEST_UNSET"\n',
+            'metrics.token_env = "FOREBAY_TEST_UNSET": this environment variable is not set',
+        ),
+        (
+            '[redis]\nurl = "redis://a"\npassword_env = "FOREBAY_TEST_UNSET"\n',
+            'redis.password_env = "FOREBAY_TEST_UNSET": this environment variable is not set',
+        ),
+        (
+            '[journal]\npath = "/tmp"\n',
+            'journal.path = "/tmp": is a folder; the path of a file would be right',
+        ),
+        (
+            '[journal]\npath = "/gone/j.jsonl"\n',
+            'journal.path = "/gone/j.jsonl": there is no folder /gone; make it, or name a file in one that is there',
+        ),
+        *(
+            (
+                f'[listen]\ntrusted_proxies = ["::1", "{odd}"]\n',
+                f'listen.trusted_proxies[1] = "{odd}": must be one IP address, as 10.0.0.4; no name, port or network',
+            )
+            for odd in ("10.0.0.0/8", "proxy.local", "10.0.0.1:80", "")
+        ),
+        (
+            '[redis]\nurl = "redis://a:6379/first"\n',
+            'redis.url = "redis://a:6379/first": must end with the number of a database, as /0; "first" is none',
+        ),
+        (
+            '[redis]\nurl = "redis://a:6379/-1"\n',
+            'redis.url = "redis://a:6379/-1": must end with the number of a database, as /0; "-1" is none',
+        ),
+    ],
+)
+def test_check_finds_what_a_gateway_would_stumble_over(tmp_path: Path, text: str, line: str) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(text)
+    answer = run(app, ["check", "--config", str(file)])
+    assert (answer.exit_code, answer.stderr) == (2, f"{line}\n")
+
+
+@pytest.mark.parametrize(
     ("tenants", "count", "clients", "workers"),
     [
         (1, 1, "1 tenant with keys", "1; everything in one process"),

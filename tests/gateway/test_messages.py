@@ -38,6 +38,7 @@ def test_a_request_arrives_with_everything_but_its_text() -> None:
         Dispatch("r1", "replica", "turn"),
         Shed("r1", "infeasible", 2.5),
         Shed("r1", "infeasible", None),
+        Shed("r1", "infeasible", None, 0.35),
         Abort("r1", "expired"),
         Abort("r1", "preempted", requeue=True),
     ],

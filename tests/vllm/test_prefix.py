@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from tests.serving import Gateway, chat, gateway, post
+from tests.serving import PATIENT, Gateway, chat, gateway, post
 from tests.vllm.replicas import Replicas, say
 
-OPEN = '[limits]\nloop_lag_s = "none"\n'  # also on a machine that is too busy for the gateway
 BLOCK = 32  # tokens; serve.sh sets it
 GROUPS, SESSIONS, TURNS = 3, 3, 4  # sessions per group share a system text
 WORDS = "river sea rain bank flood lake delta spring wave tide stream pool ford weir mill bridge".split()  # noqa: SIM905
@@ -83,7 +82,7 @@ def converse(front: Gateway, direct: str, group: int, seed: int, perfect: Perfec
 
 def measure(replicas: Replicas, folder: Path, policy: str, run: int) -> Reuse:
     perfect, reuse = PerfectCache(), Reuse()
-    with gateway(replicas.urls, folder, policy=policy, config=OPEN) as front, ThreadPoolExecutor(GROUPS) as pool:
+    with gateway(replicas.urls, folder, policy=policy, config=PATIENT) as front, ThreadPoolExecutor(GROUPS) as pool:
         for session in range(SESSIONS):  # one session of each group at a time
             jobs = [
                 pool.submit(converse, front, replicas.urls[0], g, run * 1000 + session, perfect, reuse)

@@ -1,0 +1,58 @@
+"""What a configuration needs of the machine that it is for: variables that are set, and a place for the journal.
+
+`forebay check` says what is missing before anybody depends on it; a gateway finds out as it takes each into use, and of
+some only in the log. Trade-off: a check on another machine than the gateway's needs its variables too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gateway.config import Config, ConfigError
+from gateway.replica import key_mistakes
+from gateway.tenants import Tenants
+
+
+def lacking(config: Config, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """One line for each thing that is not as it should be: key, value, and what would be right."""
+    lines: list[str] = []
+    try:
+        Tenants.of(config, environ)
+    except ConfigError as e:
+        lines += e.lines
+    lines += [
+        f'{key} = "{variable}": this environment variable is not set'
+        for key, variable in _variables(config)
+        if not environ.get(variable)
+    ]
+    lines += key_mistakes(config.replicas, environ)
+    if config.journal.path and (said := _no_file(Path(config.journal.path))):
+        lines.append(f'journal.path = "{config.journal.path}": {said}')
+    return lines
+
+
+def _variables(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys that name one, with its name, where it may not stay unset: somebody asked for what it protects or opens."""
+    for i, replica in enumerate(config.replicas):
+        if replica.key_env:
+            yield f"replicas[{i}].key_env", replica.key_env
+    if config.metrics.token_env:
+        yield "metrics.token_env", config.metrics.token_env
+    for name, variable in config.admin.tokens_env.items():
+        yield f"admin.tokens_env.{name}", variable
+    for key in ("user_env", "password_env"):
+        if variable := getattr(config.redis, key):
+            yield f"redis.{key}", variable
+
+
+def _no_file(path: Path) -> str | None:
+    """Why nothing can be appended there."""
+    if path.is_dir():
+        return "is a folder; the path of a file would be right"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; make it, or name a file in one that is there"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return "may not be written by this user"
+    return None
