@@ -109,6 +109,7 @@ class Gateway:
         self.sources = Sources(self.members, environ, rng)
         self.lag = LoopLag(self.proxy.door.lagged)
         self.experiments = Experiments(self.scheduler, state_path(config), self._assign_by, self.shadows)
+        self.experiments.overdue = lambda: self.proxy.late_requests(self.scheduler.clock())
         self.control = Control(
             proxy=self.proxy,
             scheduler=self.scheduler,

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,6 +75,7 @@ class Experiments(Collector):
         self.wall = wall
         self.ahead_s = 0.0  # of the clock that all gateways share before `wall`
         self.others: Others | None = None  # None: this gateway shares nothing
+        self.overdue: Callable[[], Iterable[tuple[Assignment, float]]] = lambda: ()  # set by whoever serves requests
         self.trial: Trial | None = None  # the last one, running or ended
         self._on_change = on_change
         self._base: RoutingPolicy | None = None  # while one runs: what runs without it
@@ -334,6 +335,7 @@ class Experiments(Collector):
             return
         now = self.now()
         self._turn(trial)
+        trial.look(self.overdue(), now)
         found = trial.judge(None if self.others is None else self.others.guard(trial))
         if found is not None:
             name = trial.plan.arms[found.arm]

@@ -52,4 +52,5 @@ def merged(trials: Sequence[Trial]) -> Trial:
         id=first.id,
         ledger=first.ledger,
         weighed_unix=first.weighed_unix,
+        overdue=first.overdue,
     )

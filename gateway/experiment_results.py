@@ -48,9 +48,9 @@ def results(trial: Trial, now_unix: float) -> dict[str, Any]:
         len({str(arm.settings) for arm in trial.table.arms}) == 1
     ):
         notes.append("A/A: the arms are the same, so every difference here is noise")
-    if until < plan.probation_until:
+    if trial.running and until < plan.probation_until:
         notes.append("on probation: guard rails look, shares do not swing and turns are short; nothing is counted yet")
-    if until < plan.counts_from():
+    if trial.running and until < plan.counts_from():
         notes.append(f"counting begins in {plan.counts_from() - until:.0f} s, with the next whole block of slices")
     if trial.phases:
         notes.append(f"weights changed {len(trial.phases)} times; what is shown was counted since the last change")
@@ -77,6 +77,7 @@ def results(trial: Trial, now_unix: float) -> dict[str, Any]:
                 "weight": plan.weights[arm],
                 "state": _state(trial, arm),
                 "stopped_why": trial.why_stopped.get(name, ""),
+                "watched": _watched(trial, arm),
                 "goodput_rps": None if told[arm]["attainment"] is None else round(rate * told[arm]["attainment"], 4),
                 "goodput_interval": [round(rate * x, 4) for x in told[arm]["attainment_interval"] or ()] or None,
                 **told[arm],
@@ -129,6 +130,17 @@ def _told(plan: Plan, counts: Counts, arm: int, planned: float, brief: bool = Fa
         "carry_over": _interval(effects.carry_over(plan, counts, arm), planned),
     }
     return told
+
+
+def _watched(trial: Trial, arm: int) -> dict[str, Any]:
+    """What guard rails saw of an arm, requests on probation and those that are late already among them."""
+    seen = trial.watched()
+    requests, good, errors = (seen.total(arm, column) for column in (REQUESTS, GOOD, ERRORS))
+    return {
+        "requests": int(requests),
+        "attainment": None if not requests else round(good / requests, 6),
+        "errors": int(errors),
+    }
 
 
 def _rate(plan: Plan, counts: Counts, arm: int) -> Contrast | None:

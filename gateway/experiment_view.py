@@ -36,6 +36,13 @@ def show(console: Console, told: Mapping[str, Any]) -> None:
         )
     console.print(table)
     console.print(f"difference: {told['scope']}", highlight=False)
+    watched = ", ".join(
+        f"{arm['name']} {_share(arm['watched']['attainment'])} of {arm['watched']['requests']}"
+        for arm in told["arms"]
+        if arm["watched"]["requests"]
+    )
+    if watched:
+        console.print(f"guard rails have seen, since the last weighing: attainment {watched}", highlight=False)
     for arm in told["arms"][1:]:
         for label, key in (("errors", "error_difference"), ("time per token over its objective", "pace_difference"),
                            ("beside the other arm, as a plain A/B test", "direct_difference"),

@@ -47,6 +47,7 @@ class Remote:
     lease: Lease | None = None
     last: Dispatch | None = None
     held: bool = False
+    begun: bool = False  # its first token was seen
     assignment: Assignment | None = None  # in the experiment that ran when it came
     arrival: Arrival | None = None  # what was known of its prompt
     looked: Looked | None = None  # into its prompt

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -30,7 +30,9 @@ from gateway.record import RequestRecord
 from gateway.scheduler import Scheduler
 from gateway.signals import Sign
 from gateway.tenants import Tenants
+from gateway.trial import late
 from policies.canonical import canonical_parts
+from policies.designs import Assignment
 from policies.model import Outcome, Pulse, Request, Usage
 from policies.objectives import Partition
 
@@ -101,6 +103,12 @@ class Hub(Proxy):
 
     def held(self) -> list[Any]:
         return [remote for hand in self.hands for remote in hand.open.values() if remote.held]
+
+    def late_requests(self, now: float) -> Iterator[tuple[Assignment, float]]:
+        for hand in self.hands:
+            for remote in hand.open.values():
+                if remote.assignment is not None and not remote.begun and late(remote.request, now):
+                    yield remote.assignment, now - remote.request.received_at
 
     def awaits(self, replica_id: str) -> int:
         return sum(hand.awaits.get(replica_id, 0) for hand in self._fresh())
@@ -249,6 +257,7 @@ class Hub(Proxy):
     def _first(self, hand: HandLink, message: Message) -> None:
         remote = hand.open.get(message[1])
         if remote is not None and remote.last is not None:
+            remote.begun = True
             self.scheduler.first_token(remote.request.id, remote.last.replica_id)
             self._touched(remote.last.replica_id)
 

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from gateway import endpoints, errors, headers, retry
 from gateway.admit import Admission
@@ -31,8 +31,9 @@ from gateway.request_head import RequestHead
 from gateway.retry import Failure, RetryBudget
 from gateway.stall import Stalls
 from gateway.tenants import Tenant, Tenants
-from gateway.trial import Trial
+from gateway.trial import Trial, late
 from gateway.upstream import Pool
+from policies.designs import Assignment
 from policies.feedback import BytesPerToken
 from policies.model import Alternative, Request, ServiceClass, Shed
 
@@ -262,6 +263,15 @@ class Proxy:
     def held(self) -> list[Exchange]:
         """Open requests that wait for a decision."""
         return [exchange for exchange in self.live if exchange.held]
+
+    def late_requests(self, now: float) -> Iterator[tuple[Assignment, float]]:
+        """Of an experiment, whose first token is overdue: where they stand in it, and how old they are in seconds."""
+        for exchange in self.live:
+            given, admission = exchange.record.assignment, exchange.admission
+            if given is None or admission is None or exchange.record.first_content_at is not None:
+                continue
+            if late(admission.request, now):
+                yield given, now - admission.request.received_at
 
     def awaits(self, replica_id: str) -> int:
         """Requests that only this replica's engine can move on. One whose client does not read is not: the engine may

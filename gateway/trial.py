@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,12 +60,15 @@ class Trial:
     ledger: str = field(default_factory=lambda: secrets.token_hex(8))
     weighed_unix: float = 0.0  # 0: never since the start; sums of two weightings are never added
     untold: bool = False  # begun by our own file, before we heard what the other gateways run
+    overdue: Clusters = field(default_factory=Clusters)  # open and late already, as of the last look
     ahead_s: float = 0.0  # of the clock that all gateways share before our own
+    _born: float = 0.0  # what came before belongs to another experiment
     _since: float = 0.0  # what came before was assigned by weights or arms that are no more
     _assigner: Assigner = field(init=False)
 
     def __post_init__(self) -> None:
         self._assigner = Assigner(self.plan)
+        self._born = self._born or self.plan.started_unix
 
     @property
     def running(self) -> bool:
@@ -89,7 +92,8 @@ class Trial:
 
     def finished(self, record: RequestRecord, given: Assignment) -> None:
         """Counts a request that is over. `given` is what `assign` answered."""
-        if record.outcome is Outcome.CLIENT_ERROR or not self.running:
+        came = record.received_unix + self.ahead_s
+        if record.outcome is Outcome.CLIENT_ERROR or not self.running or came < self._born:
             return
         partition = record.partition
         good, error = partition is Partition.GOOD, partition in ERRORS
@@ -98,7 +102,6 @@ class Trial:
             pace = min(PACE_MOST, pace / (record.objectives.tpot_s or PLAIN_TPOT_S))
         prompt = record.prompt.count or record.prompt_bytes // 4
         size = math.log2(1.0 + prompt)
-        came = record.received_unix + self.ahead_s
         self.guard.add((given.arm, 0), unit(self.plan.design, given, came), good, error, pace, size)
         if not given.counted or came < self._since:
             return
@@ -111,10 +114,24 @@ class Trial:
                 counts = self.strata[name] = Counts.new()
             self._count(counts, given, good, error, pace, size)
 
+    def look(self, overdue: Iterable[tuple[Assignment, float]], unix: float) -> None:
+        """Takes note of requests that are open and late already, each with its age in seconds. To guard rails they
+        are not good: an arm whose requests never end must not look as well as those that did end."""
+        self.overdue = Clusters()
+        for given, age_s in overdue:
+            came = unix - age_s
+            if came >= self._born:
+                self.overdue.add((given.arm, 0), unit(self.plan.design, given, came), False, False, None, 0.0)
+
+    def watched(self, elsewhere: Clusters | None = None) -> Clusters:
+        """All that guard rails judge by; `elsewhere`: what other gateways have."""
+        own = self.guard.merged(self.overdue) if self.overdue.rows else self.guard
+        return own if elsewhere is None else own.merged(elsewhere)
+
     def judge(self, elsewhere: Clusters | None = None) -> Breach | None:
-        """The first arm that breaks a guard rail. `elsewhere`: the guard's sums of the other gateways."""
+        """The first arm that breaks a guard rail. `elsewhere`: what other gateways have for their guard rails."""
         rails, arms = self.table.rails(), len(self.plan.arms)
-        sums = self.guard if elsewhere is None else self.guard.merged(elsewhere)
+        sums = self.watched(elsewhere)
         for arm in range(1, arms):
             if arm not in self.plan.stopped:
                 found = breach(rails, arms, arm, sums)
@@ -167,7 +184,7 @@ class Trial:
         self.phases = [*self.phases[-9:], Phase(self.plan.weights, unix, self.counts)]
         self._use(weighed(self.plan, weights, unix), now_unix)
         self.weighed_unix = unix
-        self.counts, self.strata, self.guard = Counts.new(), {}, Clusters()
+        self.counts, self.strata, self.guard, self.overdue = Counts.new(), {}, Clusters(), Clusters()
 
     def _use(self, plan: Plan, now_unix: float) -> None:
         self.plan = plan
@@ -228,7 +245,7 @@ class Trial:
             "keyless": self.keyless,
             "assigned": self.assigned,
             "counts": _written(self.counts),
-            "guard": self.guard.document(),
+            "guard": self.watched().document(),
         }
 
     def part(self, sums: Mapping[str, Any], details: Mapping[str, Any] | None) -> Trial:
@@ -251,9 +268,14 @@ class Trial:
         )
 
 
+def late(request: Request, now: float) -> bool:
+    """Whether the first token of an open request, none seen yet, is overdue. `now`: monotonic seconds."""
+    return request.streams and request.generates and request.ttft_deadline is not None and now > request.ttft_deadline
+
+
 def heard(said: Announcement, now_unix: float) -> Trial:
     """An experiment that others started, with nothing counted yet. Raises ValueError for arms that it does not have."""
-    trial = Trial(said.table, said.table.plan(said.started_unix), id=said.id)
+    trial = Trial(said.table, said.table.plan(said.started_unix), id=said.id, _born=now_unix)
     trial.hear(said, now_unix)
     trial.phases = []
     return trial

@@ -2,7 +2,8 @@
 
 Bad: the arm is a policy that sends everything to one replica. Good: it is the better policy, or the same one. Requests
 are assigned by `Assigner` and judged by `policies/guard.py`, as in the gateway, in each design as it comes: default
-slices, an experiment that starts anywhere within them. A request is counted when its first token shows it good or late.
+slices, an experiment that starts anywhere within them. A request is counted as live: late as soon as its first token is
+overdue, good at its end.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ KINDS = {
     "good: better": (SPREAD, AFFINITY),
     "good: the same": (SPREAD, SPREAD),
 }
+ANSWER_S = 2.0  # from the first token to the end
 BEGAN_UNIX = 1_800_000_000.0
 _SPLIT = Plan("guard", Design.SPLIT, ("control", "arm"), (1.0, 1.0), 0, 0.0, probation_s=120.0)
 PLANS = {
@@ -66,7 +68,8 @@ def stops(
     met = good(world, load, ttft)
     stopped = []
     for r, plan in enumerate(plans):
-        ends = load.at[:, r] + ttft[:, r]
+        due_s = world.objective_s + world.objective_per_token * load.prompt[:, r]
+        ends = load.at[:, r] + np.where(met[:, r], ttft[:, r] + ANSWER_S, due_s)
         counts, due = Clusters(), every_s
         for k in np.argsort(ends)[:n]:
             end = float(ends[k])

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
 from gateway.config import ConfigError, build
+from gateway.hand_link import Remote
+from gateway.hub import Hub
 from loadtests.replica import Fleet, ReplicaSettings
 from policies.clusters import REQUESTS
+from policies.designs import Assignment
+from policies.model import Request
 from tests.gateway.running import Running, running, until
 
 TABLE: dict[str, Any] = {
@@ -260,6 +267,39 @@ async def test_a_guard_rail_returns_traffic_to_the_control_on_its_own(
         told = (await results(g))["arms"][1]
         assert told["state"] == "stopped"
         assert told["stopped_why"].startswith("guard rail: attainment")
+
+
+async def test_a_request_whose_first_token_is_overdue_is_seen_by_guard_rails_while_it_waits() -> None:
+    classes = {"standard": {"ttft_s": 0.001, "ttft_s_per_token": 0.0}}
+    body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stream": True}
+    async with (
+        Fleet.of(ReplicaSettings(time_scale=0.001), 1) as slow,  # its first token takes a quarter of a minute
+        running(*slow.urls, experiment=TABLE, classes=classes, health={"hang_s": 600.0}) as g,
+    ):
+        trial = g.gateway.experiments.trial
+        assert trial is not None
+        asked = asyncio.create_task(g.http.post("/v1/chat/completions", json=body, headers={"x-session-id": "s"}))
+        await until(lambda: trial.watched().total(0, REQUESTS) + trial.watched().total(1, REQUESTS) == 1)
+        assert trial.guard.rows == {}
+        asked.cancel()
+        await until(lambda: g.gateway.open_requests == 0)
+        g.gateway.experiments.tick()
+        assert trial.overdue.rows == {}
+
+
+def test_the_core_of_several_processes_knows_which_requests_are_late() -> None:
+    given = Assignment(1, 0, 0, 7, None, True)
+    waits = Request("1.a", received_at=100.0, ttft_deadline=101.0)
+    link: Any = None
+    remotes = {
+        "waits": Remote(link, "waits", waits, assignment=given),
+        "begun": Remote(link, "begun", waits, assignment=given, begun=True),
+        "apart": Remote(link, "apart", waits),
+        "whole": Remote(link, "whole", replace(waits, streams=False), assignment=given),
+    }
+    core: Any = SimpleNamespace(hands=[SimpleNamespace(open=remotes)])
+    assert list(Hub.late_requests(core, 100.5)) == []
+    assert list(Hub.late_requests(core, 103.0)) == [(given, 3.0)]
 
 
 async def test_the_file_starts_weighs_and_ends_an_experiment_when_it_is_read_again(sim: Fleet, tmp_path: Path) -> None:

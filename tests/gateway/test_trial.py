@@ -74,6 +74,37 @@ def test_an_equal_and_a_slightly_worse_arm_go_on() -> None:
     assert all(feed(trial(), 2400, (0.93, 0.90), seed=seed) is None for seed in range(5))
 
 
+def test_requests_that_never_end_tell_against_their_arm_as_soon_as_they_are_late() -> None:
+    t = trial()
+    waiting = []
+    for i in range(400):
+        unix = START + i / 20.0
+        given = t.assign(Request(f"r{i}", session=f"s{i % 97}"), unix)
+        assert given is not None
+        if given.arm == 0:
+            t.finished(record(unix), given)
+        else:
+            waiting.append((given, START + 30.0 - unix))
+    assert t.judge() is None, "the arm has no request that ended"
+    t.look(waiting, START + 30.0)
+    found = t.judge()
+    assert found is not None
+    assert found.reason.startswith("attainment is 100.0% below the control's")
+    assert [arm["watched"]["attainment"] for arm in results(t, START + 30.0)["arms"]] == [1.0, 0.0]
+    assert read(t.document()).guard.total(1, REQUESTS) == 0, "who is late is counted for good when it ends"
+    t.look([], START + 31.0)
+    assert t.judge() is None
+
+
+def test_what_an_experiment_before_left_open_is_not_this_ones() -> None:
+    t = trial()
+    given = t.assign(Request("r", session="s"), START)
+    assert given is not None
+    t.look([(given, 60.0)], START + 30.0)
+    t.finished(record(START - 30.0), given)
+    assert t.watched().total(given.arm, REQUESTS) == t.counts.buckets.total(given.arm, REQUESTS) == 0
+
+
 def test_one_of_three_arms_is_stopped_and_the_others_are_compared_on() -> None:
     t = trial(
         arms=[{"name": "control"}, {"name": "bad", "policy": "least_work"}, {"name": "good", "policy": "lmetric"}]
