@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from loadtests.record import Record
 from loadtests.results import ConservationError
+from loadtests.schedule import Schedule
 from policies.core import Balancer
+from policies.objectives import Partition
 
 if TYPE_CHECKING:
     from loadtests.simreplica import Flight, SimReplica
@@ -35,3 +38,20 @@ def check(
             raise ConservationError(
                 f"{replica.id}: {counters.prompt_tokens} prompt tokens prefilled, attempts had {served}"
             )
+
+
+def unfinished(flights: Mapping[str, Flight], schedule: Schedule, records: Mapping[int, Record]) -> None:
+    """What is open at the end, and why turns of a session were never sent."""
+    for flight in flights.values():
+        flight.record.partition = Partition.UNFINISHED
+        replica, job = flight.replica, flight.job
+        if replica is not None and job is not None:
+            flight.record.completion_tokens = replica.engine.outputs(job)
+    for rows in schedule.sessions.values():
+        failed = False
+        for row in rows:
+            record = records[row.id]
+            if record.scheduled_s is None:
+                record.reason = "behind a failed turn" if failed else "not reached by the end of the run"
+            elif not record.complete and record.partition is not Partition.UNFINISHED:
+                failed = True

@@ -18,6 +18,7 @@ from typing import Any
 from loadtests import live_result, results
 from loadtests.gaps import group_gaps
 from loadtests.gateways import RequestMaker, balancers
+from loadtests.hands import Handed
 from loadtests.offer import Offer
 from loadtests.oracle import Truth, best_run
 from loadtests.profiles import Profile
@@ -43,6 +44,7 @@ class Fleet:
     peers: bool = False
     shared_index: bool = False
     patience: bool = False
+    hands: int = 0
     incidents: tuple[Incident, ...] = ()
 
     def describe(self) -> dict[str, Any]:
@@ -55,6 +57,7 @@ class Fleet:
             "peers": self.peers,
             "shared_index": self.shared_index,
             "patience": self.patience,
+            "hands": self.hands,
             "incidents": [asdict(i) for i in self.incidents],
         }
 
@@ -66,6 +69,7 @@ class Fleet:
             peers=self.peers,
             shared_index=self.shared_index,
             patience=self.patience,
+            hands=self.hands,
             incidents=self.incidents,
         )
 
@@ -122,7 +126,8 @@ def simulate_arm(
         return make(arm.policy, policy_settings.get(arm.policy), rng)
 
     cores = balancers(policy, schedule.classes, arm.settings, scenario.gateways, schedule.recipe.seed)
-    return Simulation(schedule, scenario, cores, schedule.recipe.seed).run()
+    kind = Handed if scenario.hands else Simulation
+    return kind(schedule, scenario, cores, schedule.recipe.seed).run()
 
 
 def summarise(schedule: Schedule, outcomes: Outcomes, name: str, arm: Arm, setup: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from loadtests.schedule import Row
 from loadtests.seeds import mix, name_id
-from policies.prefix import boundaries
+from policies.prefix import asked, told
 
 CHUNK_BYTES = 256
 CHAIN_BYTES = 128 * 1024  # hashed before dispatch, at most
@@ -25,7 +25,7 @@ class Chains:
         self._block_bytes = block_tokens * bytes_per_token
         self._per_block = self._block_bytes // CHUNK_BYTES if self._block_bytes % CHUNK_BYTES == 0 else 0
         self._cache: dict[int, tuple[int, ...]] = {}
-        self._shared: dict[int, dict[str, float]] = {}
+        self._shared: dict[int, dict[str, tuple[float, int]]] = {}  # when, chunks after it
 
     def of(self, row: Row) -> tuple[int, ...]:
         """Full chunks only, at most 128 KB of them; the adapter separates what its text does not."""
@@ -57,21 +57,22 @@ class Chains:
             left -= take
         return "".join(parts)
 
-    def share(self, row: Row, replica_id: str, now: float) -> None:
-        """Tell the other gateways that this prompt went there."""
+    def share(self, row: Row, replica_id: str, now: float, answer_tokens: int = 0) -> None:
+        """Tell the other gateways that this prompt went there, and how long its answer was when that is known."""
         chain = self.of(row)
-        for depth in boundaries(len(chain)):
+        whole = (row.prompt_tokens + answer_tokens) * self.bytes_per_token // CHUNK_BYTES
+        for depth in told(len(chain)):
             holders = self._shared.setdefault(chain[depth - 1], {})
-            holders[replica_id] = now
+            holders[replica_id] = (now, whole - depth if depth == len(chain) else 0)
             if len(holders) > SHARED_HOLDERS:
-                del holders[min(holders, key=lambda r: (holders[r], r))]
+                del holders[min(holders, key=lambda r: (holders[r][0], r))]
 
     def shared_depth(self, row: Row, now: float) -> dict[str, int]:
         """Replica -> chunks that somebody sent there in the last three minutes."""
         chain = self.of(row)
         found: dict[str, int] = {}
-        for depth in boundaries(len(chain)):
-            for replica_id, at in self._shared.get(chain[depth - 1], {}).items():
+        for depth in asked(len(chain)):
+            for replica_id, (at, more) in self._shared.get(chain[depth - 1], {}).items():
                 if now - at <= SHARED_S:
-                    found[replica_id] = depth
+                    found[replica_id] = depth + more
         return found

@@ -48,6 +48,11 @@ class RequestMaker:
         }
         self.expect: Callable[[Row], int] | None = None  # expected output tokens; None: nobody knows
 
+    def went_to(self, row: Row, replica_id: str, now: float, answer_tokens: int = 0) -> None:
+        """For the index that gateways share, where they do: at dispatch, and again with the length of its answer."""
+        if self.shared_index:
+            self.chains.share(row, replica_id, now, answer_tokens)
+
     def held_after(self, row: Row) -> tuple[int, ...]:
         """Ids of the blocks an engine holds when it has answered: the prompt's, and the answer's as far as known.
 
@@ -84,11 +89,21 @@ class RequestMaker:
         )
 
 
-def peer_load(cores: Sequence[Balancer], replica: SimReplica, gateway: int, now: float) -> PeerLoad:
-    """What all other gateways have on a replica, as their registers would add up."""
-    total = PeerLoad(replica.id, at=now)
-    for g, core in enumerate(cores):
-        row = core.loads(now).get(replica.id) if g != gateway else None
-        if row is not None:
-            total = total.plus(PeerLoad(replica.id, row[0], row[1], row[2], now, *row[3:]))
-    return total
+class Peers:
+    """What gateways know of each other, as their registers would tell it."""
+
+    def __init__(self, cores: Sequence[Balancer]) -> None:
+        self._cores = cores
+        self._spent: dict[tuple[int, int, str], float] = {}  # reader, gateway, replica: what it had sent there then
+
+    def load(self, replica: SimReplica, gateway: int, now: float) -> PeerLoad:
+        """What all other gateways have on a replica."""
+        total = PeerLoad(replica.id, at=now)
+        for g, core in enumerate(self._cores):
+            row = core.loads(now).get(replica.id) if g != gateway else None
+            if row is not None:
+                key = (gateway, g, replica.id)
+                more = row[6] - self._spent.get(key, row[6])
+                self._spent[key] = row[6]
+                total = total.plus(PeerLoad(replica.id, row[0], row[1], row[2], now, *row[3:6], more))
+        return total

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from loadtests.engine import EngineConfig
 from loadtests.profiles import Profile
 
+HAND_DELAY_S = (0.00025, 0.005)  # one way between hand and core, median and p99: as measured on a busy machine
 KINDS = ("slow", "lost", "restarted", "added")
 
 
@@ -45,6 +46,8 @@ class Scenario:
     peers: bool = False  # gateways tell each other their load every 100 ms
     shared_index: bool = False  # gateways share a sparse index of prefixes
     patience: bool = False  # clients leave when their answer can no longer be on time
+    hands: int = 0  # workers of each gateway that carry requests to its core; 0: one process does both
+    hand_delay_s: tuple[float, float] = HAND_DELAY_S
     incidents: tuple[Incident, ...] = field(default=())
 
 

@@ -76,6 +76,9 @@ def simulate(
     ] = 1,
     peers: Annotated[bool, typer.Option("--peers", help="Gateways tell each other their load.")] = False,
     shared_index: Annotated[bool, typer.Option("--shared-index", help="Gateways share a sparse prefix index.")] = False,
+    hands: Annotated[
+        int, typer.Option(help="Workers of each gateway, their core a message away; 0: one process.", min=0)
+    ] = 0,
     scrape_age: Annotated[
         float, typer.Option(help="Age of scraped values when they arrive, in seconds.", min=0.0)
     ] = 0.0,
@@ -116,7 +119,7 @@ def simulate(
         kinds = [profiles.load(name.strip()) for name in profile.split(",")]
         fleet = Fleet(
             tuple(kinds[i % len(kinds)] for i in range(replicas)), max_batched_tokens, gateways, scrape_age, peers,
-            shared_index, patience, tuple(parse_incident(text) for text in incident or ()),
+            shared_index, patience, hands, tuple(parse_incident(text) for text in incident or ()),
         )  # fmt: skip
         loads = parse_loads(load)
         reference = _oracle_arm(settings) if oracle else None

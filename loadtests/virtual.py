@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadtests import results
-from loadtests.books import check
+from loadtests.books import check, unfinished
 from loadtests.engine import Job
-from loadtests.gateways import PEER_S, RequestMaker, peer_load
+from loadtests.gateways import PEER_S, Peers, RequestMaker
 from loadtests.incidents import happen
 from loadtests.record import Record
 from loadtests.results import ConservationError
@@ -34,13 +34,15 @@ from policies.model import (
     Dispatch,
     Ejected,
     Outcome,
+    Pulse,
     Shed,
     Usage,
 )
 from policies.objectives import Partition, Timing, judge
 
-ARRIVE, STEP, PULSE, SCRAPE, DELIVER, WAKE, INCIDENT, PATIENCE, PEERS = range(9)
+ARRIVE, STEP, PULSE, SCRAPE, DELIVER, WAKE, INCIDENT, PATIENCE, PEERS, CALL = range(10)
 LAZY_S = 0.5
+Told = Callable[[Balancer, float], list[Decision]]
 
 
 @dataclass
@@ -69,6 +71,7 @@ class Simulation:
         self.replicas: dict[str, SimReplica] = {}
         self.flights: dict[str, Flight] = {}
         self.maker = RequestMaker(schedule, scenario.shared_index)
+        self.peers = Peers(cores)
         self.out = Outcomes([])
         # who does not pace reads only the sums of gaps, and those are the same however often they are told
         self.pulse_s = scenario.pulse_s if any(c.settings.pacing for c in cores) else max(scenario.pulse_s, LAZY_S)
@@ -100,7 +103,7 @@ class Simulation:
             self.happens(incident.at_s, incident, incident.kind)
         handlers = (
             self._arrive, self._step, self._pulse, self._scrape, self._deliver, self._wake, self._incident,
-            self._patience, self._peers,
+            self._patience, self._peers, lambda what, at: what(at),
         )  # fmt: skip
         heap, end = self._heap, self.end_s
         while heap and heap[0][0] < end:
@@ -131,7 +134,11 @@ class Simulation:
             bound = longest_on_time_s(self.schedule.objectives(row), row.output_tokens)
             if bound is not None:
                 self.push(now + bound, PATIENCE, flight)
-        self.decide(gateway, self.cores[gateway].submit(request, now), now)
+        self.decide(gateway, self.told(flight, lambda core, at: core.submit(request, at), now), now)
+
+    def told(self, flight: Flight, what: Told, now: float) -> list[Decision]:
+        """Something about a request, told to its core; what the core decides at once."""
+        return what(self.cores[flight.gateway], now)
 
     def decide(self, gateway: int, decisions: Iterable[Decision], now: float) -> None:
         todo = deque(decisions)
@@ -142,24 +149,35 @@ class Simulation:
                 raise ConservationError(
                     f"{type(decision).__name__} for request {decision.request_id}, which is not open"
                 )
-            if isinstance(decision, Dispatch):
-                todo.extend(self._dispatch(flight, decision, now))
-            elif isinstance(decision, Shed):
-                self.leave_replica(flight, now)
-                hopeless = decision.retry_after_s is None
-                flight.record.reason = results.EVEN_IDLE if hopeless else decision.reason
-                self.finish(flight, Partition.REJECTED, now)
-            elif isinstance(decision, Abort):
-                self.leave_replica(flight, now)
-                if decision.requeue:
-                    self.held += 1
-                else:
-                    late = decision.reason == "expired"
-                    flight.record.reason = decision.reason
-                    outcome = Outcome.EXPIRED if late else Outcome.ERROR
-                    todo.extend(self.cores[gateway].complete(flight.request.id, outcome, None, now))
-                    self.finish(flight, Partition.SLOW_E2E if late else Partition.ERROR_HTTP, now)
+            todo.extend(self.carry_out(flight, decision, now))
         self._arm(gateway)
+
+    def carry_out(self, flight: Flight, decision: Decision, now: float) -> list[Decision]:
+        """One decision about an open request; what the core says to what comes of it."""
+        if isinstance(decision, Dispatch):
+            return self._dispatch(flight, decision, now)
+        if isinstance(decision, Shed):
+            self.leave_replica(flight, now)
+            hopeless = decision.retry_after_s is None
+            flight.record.reason = results.EVEN_IDLE if hopeless else decision.reason
+            self.finish(flight, Partition.REJECTED, now)
+        elif isinstance(decision, Abort):
+            self.leave_replica(flight, now)
+            if decision.requeue:
+                self.held += 1
+                return []
+            late = decision.reason == "expired"
+            flight.record.reason = decision.reason
+            more = self.ended(flight, Outcome.EXPIRED if late else Outcome.ERROR, None, now)
+            self.finish(flight, Partition.SLOW_E2E if late else Partition.ERROR_HTTP, now)
+            return more
+        return []
+
+    def ended(self, flight: Flight, outcome: Outcome, usage: Usage | None, now: float) -> list[Decision]:
+        return self.told(flight, lambda core, at: core.complete(flight.request.id, outcome, usage, at), now)
+
+    def attempt_failed(self, flight: Flight, outcome: Outcome, now: float) -> list[Decision]:
+        return self.told(flight, lambda core, at: core.failed(flight.request.id, outcome, at), now)
 
     def _dispatch(self, flight: Flight, decision: Dispatch, now: float) -> list[Decision]:
         replica = self.replicas[decision.replica_id]
@@ -173,10 +191,9 @@ class Simulation:
         flight.attempts += 1
         record.attempts = flight.attempts
         record.replica = replica.id
-        core = self.cores[flight.gateway]
         if not replica.alive:
-            more = core.fleet_event(Ejected(replica.id, "connect refused"), now)
-            return [*more, *core.failed(flight.request.id, Outcome.ERROR, now)]
+            more = self.cores[flight.gateway].fleet_event(Ejected(replica.id, "connect refused"), now)
+            return [*more, *self.attempt_failed(flight, Outcome.ERROR, now)]
         job = Job(
             f"{row.id}.{flight.attempts}",
             row.prompt_tokens,
@@ -190,19 +207,18 @@ class Simulation:
             refused = replica.engine.add(job, now)
         except ValueError as error:
             record.reason, record.http = str(error), 400
-            more = core.complete(flight.request.id, Outcome.CLIENT_ERROR, None, now)
+            more = self.ended(flight, Outcome.CLIENT_ERROR, None, now)
             self.held -= 1
             self.finish(flight, Partition.ERROR_HTTP, now)
             return more
         if refused is not None:
             record.reason = refused
-            return core.failed(flight.request.id, Outcome.BACKPRESSURE, now)
+            return self.attempt_failed(flight, Outcome.BACKPRESSURE, now)
         self.held -= 1
         flight.replica = replica
         replica.open[flight.request.id] = flight
         replica.jobs.append(job)
-        if self.scenario.shared_index:
-            self.maker.chains.share(row, replica.id, now)
+        self.maker.went_to(row, replica.id, now)
         if replica.engine.current is None:
             replica.wake_up(now)
         self._follow(replica)
@@ -282,7 +298,9 @@ class Simulation:
         flight.record.cached_tokens = flight.job.cached_tokens
         flight.record.served_prompt_tokens = flight.row.prompt_tokens
         replica.live[flight.gateway][flight.request.id] = flight
-        self.decide(flight.gateway, self.cores[flight.gateway].first_token(flight.request.id, now), now)
+        self.decide(
+            flight.gateway, self.told(flight, lambda core, at: core.first_token(flight.request.id, at), now), now
+        )
 
     def _answered(self, flight: Flight, replica: SimReplica, now: float) -> None:
         record, row, job = flight.record, flight.row, flight.job
@@ -297,10 +315,9 @@ class Simulation:
         timing = Timing(flight.first_at - start, now - start, now - start, job.outputs, record.longest_gap_s)
         partition = judge(timing, self.schedule.objectives(row))
         usage = Usage(row.prompt_tokens, job.outputs, job.cached_tokens)
+        self.maker.went_to(row, replica.id, now, job.outputs)
         self.finish(flight, partition, now)
-        self.decide(
-            flight.gateway, self.cores[flight.gateway].complete(flight.request.id, Outcome.SUCCESS, usage, now), now
-        )
+        self.decide(flight.gateway, self.ended(flight, Outcome.SUCCESS, usage, now), now)
 
     # -- timers ------------------------------------------------------------------------------------------------
 
@@ -323,15 +340,17 @@ class Simulation:
             if not any(replica.live) and not any(g.idle or g.busy for g in replica.gaps):
                 continue
             tick = replica.account(now, self.cores)
-            for g, core in enumerate(self.cores):
-                gaps = replica.gaps[g]
+            for g, gaps in enumerate(replica.gaps):
                 if replica.live[g] or gaps.idle or gaps.busy:
-                    decisions = core.pulse(replica.id, replica.pulse(g, now, tick), now)
-                    if decisions:
-                        self.decide(g, decisions, now)
+                    self.pulsed(g, replica.id, replica.pulse(g, now, tick), now)
         for g in range(len(self.cores)):
             self._arm(g)
         self.push(now + self.pulse_s, PULSE, None)
+
+    def pulsed(self, gateway: int, replica_id: str, pulse: Pulse, now: float) -> None:
+        decisions = self.cores[gateway].pulse(replica_id, pulse, now)
+        if decisions:
+            self.decide(gateway, decisions, now)
 
     def _scrape(self, _: Any, now: float) -> None:
         age = self.scenario.scrape_age_s
@@ -354,37 +373,24 @@ class Simulation:
         for g, core in enumerate(self.cores):
             core.shared_with(sum(demands) - demands[g], now)
             for replica in self.replicas.values():
-                self.decide(g, core.fleet_event(peer_load(self.cores, replica, g, now), now), now)
+                self.decide(g, core.fleet_event(self.peers.load(replica, g, now), now), now)
         self.push(now + PEER_S, PEERS, None)
 
     def _patience(self, flight: Flight, now: float) -> None:
         if flight.over:
             return
         self.leave_replica(flight, now)
-        self.decide(flight.gateway, self.cores[flight.gateway].cancel(flight.request.id, now), now)
+        self.decide(flight.gateway, self.ended(flight, Outcome.CANCELLED, None, now), now)
         flight.record.reason = "patience"
         self.finish(flight, Partition.ABANDONED, now)
 
     def _incident(self, payload: Any, now: float) -> None:
-        incident, what = payload
-        happen(self, incident, what, now)
+        happen(self, *payload, now)
 
     # -- the books ---------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        for flight in self.flights.values():
-            flight.record.partition = Partition.UNFINISHED
-            replica, job = flight.replica, flight.job
-            if replica is not None and job is not None:
-                flight.record.completion_tokens = replica.engine.outputs(job)
-        for rows in self.schedule.sessions.values():
-            failed = False
-            for row in rows:
-                record = self._records[row.id]
-                if record.scheduled_s is None:
-                    record.reason = "behind a failed turn" if failed else "not reached by the end of the run"
-                elif not record.complete and record.partition is not Partition.UNFINISHED:
-                    failed = True
+        unfinished(self.flights, self.schedule, self._records)
         self.out.records = [self._records[row.id] for row in self.schedule.rows]
         self.out.preemptions = sum(r.preemptions for r in self.replicas.values())
         self.out.adapter_loads = sum(r.adapter_loads for r in self.replicas.values())

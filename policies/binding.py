@@ -82,7 +82,7 @@ class LateBinding:
         if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
             if self.price.due(now):
-                self.price.set(self._capacity(pool), now, sum([r.parked_s for r in pool.open]))
+                self.price.set(self._capacity(pool, now), now, sum([r.parked_s for r in pool.open]))
             if self.price.too_dear(request.prompt_tokens, cost, request.tenant, now):
                 return [*before, self.refuse(tracked, "infeasible", now, Why.PRICED)]
         if first and self.settings.working_set and not self.working_set.alive(request):
@@ -214,11 +214,11 @@ class LateBinding:
         known = choice.replica_id is not None
         return self._send(tracked, pool, choice, now) if known else self.refuse(tracked, "no_replica", now)
 
-    def _capacity(self, pool: Pool) -> float:
+    def _capacity(self, pool: Pool, now: float) -> float:
         """Prefill seconds per second that a pool is believed to serve for this gateway."""
         if not self.settings.pacing:
             return self.part * len(pool.open)
-        return self.part * sum([r.pace.rate if r.ledger.live_decodes else 1.0 for r in pool.open], 0.0)
+        return self.part * sum([r.pace.rate if r.streams(now) else 1.0 for r in pool.open], 0.0)
 
     # -- one request -------------------------------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ class LateBinding:
         """Predicted drain of what is held and of what was too much lately (all who were refused may return), with 20 %
         jitter so that they do not return together."""
         pool = self.dispatcher.fleet.pool(tracked.request)
-        capacity = self._capacity(pool)
+        capacity = self._capacity(pool, now)
         ahead = sum([r.parked_s + r.ledger.backlog_s(now) for r in pool.replicas], 0.0)
         drain = ahead / capacity if capacity > 0.0 else 1.0
         return max(1.0, drain + self.price.excess_s) * self.rng.uniform(0.8, 1.2)

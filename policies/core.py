@@ -202,6 +202,7 @@ class Balancer:
                 self._scraped(replica, event)
             case PeerLoad():
                 replica.peers = event
+                replica.pace.spent_elsewhere(event.spent_s, now)
                 replica.changed(now)
                 if not replica.pulsed.live and event.live:  # nobody else pulses here
                     replica.pace.pulse(replica.everyones(Pulse(), now), replica.decode, self.settings, now)
@@ -258,13 +259,14 @@ class Balancer:
 
     # -- for other gateways of the same fleet --------------------------------------------------------------------
 
-    def loads(self, now: float) -> dict[str, tuple[int, float, float, int, int, float | None]]:
-        """What a `PeerLoad` says, but for the time, of each replica that has anything of ours."""
+    def loads(self, now: float) -> dict[str, tuple[int, float, float, int, int, float | None, float]]:
+        """What a `PeerLoad` says, but for the time, of each replica that has anything of ours; the prefill seconds sent
+        there are those since the start."""
         out = {}
         for r in self.fleet.replicas.values():
             ledger, pulse = r.ledger, r.pulsed
             if ledger.in_flight:
-                streams = (pulse.live, pulse.near, pulse.least_slack_s)
+                streams = (pulse.live, pulse.near, pulse.least_slack_s, round(r.pace.spent_s, 4))
                 out[r.id] = (ledger.in_flight, round(ledger.backlog(now), 1), round(ledger.kv_tokens, 1), *streams)
         return out
 
@@ -297,7 +299,7 @@ class Balancer:
     def prefilling(self, replica_id: str) -> bool:
         """Whether a prefill is in progress there: which of the two gap sums of a Pulse a gap belongs to."""
         replica = self.fleet.replicas.get(replica_id)
-        return replica is not None and replica.ledger.prefilling
+        return replica is not None and (replica.ledger.prefilling or replica.peers_tokens(self._now) > 0.0)
 
     def backlog_tokens(self, replica_id: str, now: float) -> float:
         """W of one replica; 0 for an unknown one."""

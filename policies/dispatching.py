@@ -92,7 +92,7 @@ class Dispatcher:
         replica.kv.charge(uncached + output)
         if request.streams:
             replica.pace.enter(request.tpot_s)
-        if ledger.live_decodes == 0:
+        if not replica.streams(now):
             replica.pace.clear(now)
         replica.pace.spend(service, now)
         assert self.sight.last is not None

@@ -345,6 +345,7 @@ class PeerLoad:
     live: int = 0  # as in `Pulse`, of their streams
     near: int = 0
     least_slack_s: float | None = None
+    spent_s: float = 0.0  # prefill seconds that they sent there since this was told last
 
     def plus(self, other: PeerLoad) -> PeerLoad:
         """What two of them have there."""
@@ -358,6 +359,7 @@ class PeerLoad:
             self.live + other.live,
             self.near + other.near,
             min(slacks, default=None),
+            self.spent_s + other.spent_s,
         )
 
 

@@ -54,6 +54,7 @@ class Pace:
         "level",
         "rate",
         "slack_s",
+        "spent_s",
     )
 
     def __init__(self) -> None:
@@ -62,6 +63,7 @@ class Pace:
         self.slack_s: float | None = None  # least TPOT slack of its streams
         self.rate = 1.0  # prefill seconds per second it is believed to take: phi
         self.level = 0.0
+        self.spent_s = 0.0  # prefill seconds sent by us since the start
         self._at = 0.0
         self._fill = 1.0
         self.fixed = False  # a bucket of a fixed rate instead of the relay
@@ -101,6 +103,15 @@ class Pace:
         return 0.0 if self.level >= 0.0 else PULSE_S
 
     def spend(self, seconds: float, now: float) -> None:
+        self.spent_s += seconds
+        self._charge(seconds, now)
+
+    def spent_elsewhere(self, seconds: float, now: float) -> None:
+        """Other gateways sent prefill there: one debt for all, or each would send its own while streams recover."""
+        if seconds:
+            self._charge(seconds, now)
+
+    def _charge(self, seconds: float, now: float) -> None:
         self._refill(now)
         if self.fixed or self.closed:
             self.level -= seconds

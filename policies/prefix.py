@@ -22,6 +22,7 @@ __all__ = ["CHUNK_BYTES", "MAX_CHUNKS", "PrefixIndex", "chain", "chain_of_stream
 CHUNK_BYTES = 256
 MAX_CHUNKS = 512  # 128 KB
 _MAX_BYTES = CHUNK_BYTES * MAX_CHUNKS
+TAIL = 32  # chunks (8 KB) that an answer and the next question mostly fit into
 _CHUNK = f"{CHUNK_BYTES}s"
 
 
@@ -49,3 +50,16 @@ def boundaries(length: int) -> list[int]:
             step *= 2
         depth += step
     return out
+
+
+def asked(length: int) -> list[int]:
+    """Depths at which others are asked where a prompt went: the boundaries, and each of the last `TAIL` chunks, where
+    the turn before this one ended: `told` names its exact end, with what its answer added."""
+    tail = range(max(1, length - TAIL + 1), length + 1)
+    return sorted({*boundaries(length), *tail})
+
+
+def told(length: int) -> list[int]:
+    """Depths at which others are told of a prompt of that many chunks: the boundaries and its end."""
+    depths = boundaries(length)
+    return depths if not length or depths[-1] == length else [*depths, length]

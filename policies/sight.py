@@ -58,7 +58,7 @@ class Sight:
             replica.engine_ttft_s = ttft = start + ahead
             if holds:
                 pace = replica.pace
-                if (pace.closed or pace.fixed) and ledger.live_decodes:
+                if (pace.closed or pace.fixed) and replica.streams(now):
                     wait = pace.wait(now)
                     ttft += wait
                     backlog += wait * rate

@@ -1,10 +1,11 @@
-"""A sparse index of which prompts went where, for all gateways: keys at some depths of the chain (`boundaries`).
+"""A sparse index of which prompts went where, for all gateways: keys at some depths of the chain.
 
 A key is the chained hash at that depth (so it stands for the whole prefix up to there), its value the up to four
 replicas that answered such a prompt last, each with the start of its process, so that a restarted one is not believed
-in. Looked up before a request goes to the core, written after its first token and only if that says something new.
-Only hashes are stored. Trade-off: a fifth of a match may lie between two depths; what a gateway saw itself is exact
-and wins.
+in. Depths: four per doubling, and the prompt's end, there with the length of what followed it (its answer), so that the
+next turn finds all of the one before. Looked up before a request goes to the core, written after its first token and
+again when it ends, and only if that says something new. Only hashes are stored. Trade-off: of prompts that part inside,
+a fifth of a match may lie between two depths; what a gateway saw itself is exact and wins.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.shared.store import Command, Store
-from policies.prefix import boundaries
+from policies.prefix import asked, told
 
 MOST_HOLDERS = 4
 MOST_PENDING = 20_000  # keys that wait to be written
@@ -23,10 +24,11 @@ BATCH = 500
 REMEMBER = """
 for i, key in ipairs(KEYS) do
   local me = ARGV[i + 2]
+  local who = string.match(me, '^(.*)@')
   local holders, out, n = redis.call('GET', key), me, 1
   if holders then
     for one in string.gmatch(holders, '[^|]+') do
-      if one ~= me and n < tonumber(ARGV[2]) then out = out .. '|' .. one; n = n + 1 end
+      if string.match(one, '^(.*)@') ~= who and n < tonumber(ARGV[2]) then out = out .. '|' .. one; n = n + 1 end
     end
   end
   redis.call('SET', key, out, 'PX', ARGV[1])
@@ -46,31 +48,32 @@ class PrefixIndex:
         self._written: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def keys(self, chain: Sequence[int]) -> list[str]:
-        key = self._store.key
-        return [key("p", f"{chain[depth - 1]:016x}") for depth in boundaries(len(chain))]
+        return [self._key(chain, depth) for depth in asked(len(chain))]
 
     def found(self, values: Sequence[bytes | None], length: int) -> Mapping[str, int]:
         """Replica -> chunks that it was sent before; `values` as they were read for the `keys` of a chain so long."""
         out: dict[str, int] = {}
-        for depth, value in zip(boundaries(length), values, strict=True):
+        for depth, value in zip(asked(length), values, strict=True):
             if value is None:
                 continue
             for one in value.decode("utf-8", "replace").split("|"):
-                replica, _, started = one.rpartition("@")
+                replica, _, rest = one.rpartition("@")
+                started, _, more = rest.partition("+")
                 if self._same(replica, started):
-                    out[replica] = depth
+                    out[replica] = depth + (int(more) if more.isdecimal() else 0)
         return out
 
-    def answered(self, chain: Sequence[int], replica_id: str) -> None:
-        """A replica has prefilled this prompt."""
+    def answered(self, chain: Sequence[int], replica_id: str, more: int = 0) -> None:
+        """A replica has prefilled this prompt; `more`: chunks that follow its last one, its answer's when it ended."""
         now, fresh_s = self._clock(), self._store.table.index_ttl_s / 4
         if not self._store.up or "|" in replica_id:
             return
         me = f"{replica_id}@{self._start_of(replica_id)}"
-        for key in self.keys(chain):
-            before = self._written.get((key, me))
+        for depth in told(len(chain)):
+            key, said = self._key(chain, depth), f"{me}+{more}" if more and depth == len(chain) else me
+            before = self._written.get((key, said))
             if (before is None or now - before > fresh_s) and len(self._pending) < MOST_PENDING:
-                self._pending[key] = me
+                self._pending[key] = said
 
     def commands(self) -> list[Command]:
         """What is to be written now."""
@@ -94,6 +97,9 @@ class PrefixIndex:
     def forget_written(self) -> None:
         """Redis may have lost what we wrote."""
         self._written.clear()
+
+    def _key(self, chain: Sequence[int], depth: int) -> str:
+        return self._store.key("p", f"{chain[depth - 1]:016x}")
 
     def _same(self, replica: str, started: str) -> bool:
         mine = self._start_of(replica)

@@ -49,6 +49,7 @@ class Registers:
         self._scheduler = scheduler
         self._told: set[str] = set()  # replicas of which the core believes that others have something there
         self._served: dict[tuple[str, str], float] = {}  # (gateway, lane): what it had served when it was heard last
+        self._spent: dict[tuple[str, str], float] = {}  # (gateway, replica): prefill seconds it had sent there then
 
     def command(self, tenants: Tenants) -> Command:
         balancer, now = self._scheduler.balancer, self._scheduler.clock()
@@ -72,13 +73,14 @@ class Registers:
         self.tenants_open = defaultdict(int)
         for id, said in self.peers.items():
             for replica, row in said["load"].items():
-                one = PeerLoad(replica, row[0], row[1], row[2], now, *row[3:])
+                one = PeerLoad(replica, row[0], row[1], row[2], now, *row[3:6], self._more(id, replica, row[6]))
                 sums[replica] = one if replica not in sums else sums[replica].plus(one)
             for tenant, count in said["open"].items():
                 self.tenants_open[tenant] += count
             self._serve(id, said["served"], now)
-        for gone in [key for key in self._served if key[0] not in self.peers]:
-            del self._served[gone]
+        for known in (self._served, self._spent):
+            for gone in [key for key in known if key[0] not in self.peers]:
+                del known[gone]
         scheduler.balancer.shared_with(sum(said["demand"] for said in self.peers.values()), now)
         for replica in self._told - sums.keys():
             scheduler.fleet_event(PeerLoad(replica, at=now))
@@ -94,6 +96,12 @@ class Registers:
         for replica in self._told:
             self._scheduler.fleet_event(PeerLoad(replica, at=self._scheduler.clock()))
         self._told = set()
+
+    def _more(self, id: str, replica: str, spent_s: float) -> float:
+        """Prefill seconds that a gateway sent to a replica since it was heard last."""
+        before = self._spent.get((id, replica))
+        self._spent[id, replica] = spent_s
+        return 0.0 if before is None else spent_s - before
 
     def _serve(self, id: str, served: Mapping[str, float], now: float) -> None:
         for lane, total in served.items():

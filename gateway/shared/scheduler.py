@@ -21,6 +21,7 @@ from gateway.shared.prefix_index import PrefixIndex
 from gateway.shared.registers import Registers
 from gateway.shared.store import Command, Store
 from gateway.tenants import Lease, Tenant, Tenants
+from policies.affinity import CHUNK_BYTES
 from policies.core import Balancer
 from policies.model import Outcome, Request, Shed, Usage
 
@@ -75,6 +76,7 @@ class SharedScheduler(Scheduler):
     def complete(self, request_id: str, outcome: Outcome, usage: Usage | None, replica_id: str | None) -> None:
         if outcome is Outcome.SUCCESS and replica_id is not None:
             self._prefilled(request_id, replica_id)
+            self._ended(request_id, replica_id, usage)
         entry = self._shared.pop(request_id, None)
         if entry is not None:
             if entry.asked is not None:
@@ -141,6 +143,15 @@ class SharedScheduler(Scheduler):
         if entry is not None and not entry.written and entry.request.chain:
             entry.written = True
             self.index.answered(entry.request.chain, replica_id)
+
+    def _ended(self, request_id: str, replica_id: str, usage: Usage | None) -> None:
+        """Its answer is cached behind its prompt, for the next turn to find wherever that is placed."""
+        entry = self._shared.get(request_id)
+        if entry is None or not entry.request.chain or usage is None or not usage.completion_tokens:
+            return
+        request, ratio = entry.request, self.balancer.dispatcher.affinity.bytes_per_token
+        size = request.prompt_bytes + int(usage.completion_tokens * ratio.ratio(request.model))
+        self.index.answered(request.chain, replica_id, max(0, size // CHUNK_BYTES - len(request.chain)))
 
 
 def _estimate(request: Request) -> int:

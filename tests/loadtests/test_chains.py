@@ -53,9 +53,18 @@ def test_the_shared_index_tells_where_a_prefix_went_for_three_minutes() -> None:
     chains = Chains(64)
     chains.share(row(640, *range(10)), "r1", 100.0)
     longer = row(704, *range(11))
-    assert chains.shared_depth(longer, 150.0) == {"r1": 10}  # four boundaries per doubling
+    assert chains.shared_depth(longer, 150.0) == {"r1": 10}
     assert chains.shared_depth(row(640, *range(10)), 150.0) == {"r1": 10}
     assert chains.shared_depth(longer, 300.0) == {}
+    chains.share(row(640, *range(10)), "r1", 160.0, answer_tokens=150)
+    assert chains.shared_depth(longer, 170.0) == {"r1": 12}, "its answer is cached behind it"
+
+
+def test_of_prompts_that_part_inside_the_shared_index_knows_a_boundary() -> None:
+    chains = Chains(64)
+    chains.share(row(64 * 60, *range(60)), "r1", 100.0)
+    parted = row(64 * 100, *range(31), *range(1000, 1069))
+    assert chains.shared_depth(parted, 150.0) == {"r1": 28}  # four per doubling
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 200)), min_size=1, max_size=6), st.integers(1, 100))

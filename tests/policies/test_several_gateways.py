@@ -7,7 +7,7 @@ import random
 from policies import registry
 from policies.core import Balancer
 from policies.model import Added, Dispatch, Hold, Outcome, PeerLoad, Pulse, Request, ServiceClass, Usage
-from policies.prefix import boundaries
+from policies.prefix import asked, boundaries, told
 from policies.settings import Settings
 
 CLASSES = [ServiceClass("standard"), ServiceClass("other")]
@@ -83,6 +83,39 @@ def test_streams_of_others_close_the_pace_as_ours_do() -> None:
     assert not replica.streams(3.5), "what was said two seconds ago counts no more"
 
 
+def test_what_others_send_to_a_replica_in_trouble_is_debt_for_all() -> None:
+    """Each with a bucket of its own, every gateway would send a prefill to streams that need to recover."""
+    made = core()
+    replica = made.fleet.replicas["r0"]
+    made.fleet_event(PeerLoad("r0", in_flight=10, at=1.0, live=10, near=5, least_slack_s=0.001, spent_s=0.9), 1.0)
+    assert replica.pace.closed
+    assert replica.pace.wait(1.0) > 0.0
+    again = made.fleet_event(PeerLoad("r0", in_flight=10, at=5.0, live=10, near=5, least_slack_s=0.001), 5.0)
+    assert again == []
+    assert replica.pace.wait(5.0) > 0.0, "0.9 s are owed for nine seconds at the trickle of a tenth"
+    made.fleet_event(PeerLoad("r0", in_flight=10, at=10.5, live=10, near=5, least_slack_s=0.001), 10.5)
+    assert replica.pace.wait(10.5) == 0.0
+
+
+def test_gaps_beside_a_prefill_of_others_are_gaps_beside_a_prefill() -> None:
+    made = core()
+    assert not made.prefilling("r0")
+    made.fleet_event(PeerLoad("r0", in_flight=1, prefill_backlog_tokens=4000.0, at=1.0), 1.0)
+    assert made.prefilling("r0")
+    made.wake(2.0)
+    assert not made.prefilling("r0"), "4,000 tokens have been prefilled by now"
+
+
+def test_prefill_sent_is_told_as_a_sum_since_the_start() -> None:
+    made = core()
+    for i in range(3):
+        made.submit(request(f"q{i}", 1000), float(i))
+        made.first_token(f"q{i}", i + 0.5)
+    told_s = sum(row[6] for row in made.loads(3.0).values())
+    assert abs(told_s - sum(r.pace.spent_s for r in made.fleet.replicas.values())) < 1e-3
+    assert told_s > 0.2
+
+
 def test_service_elsewhere_counts_between_the_classes() -> None:
     made = core()
     made.served_elsewhere("", "other", 5.0, 1.0)
@@ -118,3 +151,13 @@ def test_boundaries_lose_at_most_a_fifth_of_a_match() -> None:
         assert boundaries(length)[-1] >= 0.8 * length
     assert len(boundaries(512)) == 32
     assert Settings().pacing
+
+
+def test_the_end_of_a_prompt_is_told_and_asked_for_among_the_last_chunks() -> None:
+    assert told(0) == asked(0) == []
+    assert told(3) == asked(3) == [1, 2, 3]
+    assert told(30)[-3:] == [24, 28, 30]
+    assert asked(60)[-34:] == [24, 28, *range(29, 61)]
+    for turn in range(1, 500):
+        for longer in range(turn, min(512, turn + 31)):
+            assert turn in asked(longer), "a next turn finds the end of the one before"

@@ -12,7 +12,7 @@ import pytest
 from gateway.config import ConfigError, build
 from gateway.shared.scheduler import SharedScheduler
 from policies.model import Decision, Request
-from policies.prefix import boundaries
+from policies.prefix import told
 from tests.gateway.running import Running, until
 from tests.gateway.shared.pair import Server, peers, two, up
 
@@ -48,22 +48,29 @@ def listen(g: Running) -> list[Request]:
     return seen
 
 
-def first_of(text: str) -> list[int]:
-    """As many as the text has chunks, its envelope not counted."""
-    return list(range(len(text) // 256))
-
-
 async def test_where_one_gateway_sent_a_prompt_the_other_knows(server: Server) -> None:
     async with two(server) as (a, b):
-        seen = listen(b)
+        sent, seen = listen(a), listen(b)
         first = await ask(a, LONG)
-        await until(lambda: len(server.prefixes()) >= 4)
+        await until(lambda: len(server.prefixes()) == len(told(len(sent[0].chain))))
         await ask(b, LONG + "and what then?")
-        deepest = boundaries(len(first_of(LONG)))[-1]
-        assert deepest >= 8
-        assert dict(seen[0].shared_depth) == {first.headers["x-forebay-replica"]: deepest}
+        assert len(sent[0].chain) == 14
+        assert seen[0].chain[:14] == sent[0].chain
+        assert dict(seen[0].shared_depth) == {first.headers["x-forebay-replica"]: 14}
         assert (await ask(b, "another prompt")).status_code == 200
         assert dict(seen[1].shared_depth) == {}
+
+
+async def test_the_next_turn_finds_the_answer_of_the_one_before_at_another_gateway(server: Server) -> None:
+    """Its length is known, in tokens of four bytes until more is learnt, and counts behind the prompt's last chunk."""
+    async with two(server) as (a, b):
+        sent, seen = listen(a), listen(b)
+        usage = (await ask(a, LONG, max_tokens=200)).json()["usage"]
+        whole = (sent[0].prompt_bytes + 4 * usage["completion_tokens"]) // 256
+        assert whole > len(sent[0].chain) + 1
+        await until(lambda: any(b"+" in (server.client.get(key) or b"") for key in server.prefixes()))
+        await ask(b, LONG + "and what then? " * 60)
+        assert list(seen[0].shared_depth.values()) == [whole]
 
 
 async def test_load_of_one_is_known_to_the_other_and_gone_with_it(server: Server) -> None:
