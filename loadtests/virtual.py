@@ -385,7 +385,8 @@ class Simulation:
         self.finish(flight, Partition.ABANDONED, now)
 
     def _incident(self, payload: Any, now: float) -> None:
-        happen(self, *payload, now)
+        incident, what = payload
+        happen(self, incident, what, now)
 
     # -- the books ---------------------------------------------------------------------------------------------
 

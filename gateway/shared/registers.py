@@ -73,7 +73,9 @@ class Registers:
         self.tenants_open = defaultdict(int)
         for id, said in self.peers.items():
             for replica, row in said["load"].items():
-                one = PeerLoad(replica, row[0], row[1], row[2], now, *row[3:6], self._more(id, replica, row[6]))
+                running, backlog, kv, live, near, slack, spent_s = row
+                more_s = self._more(id, replica, spent_s)
+                one = PeerLoad(replica, running, backlog, kv, now, live, near, slack, more_s)
                 sums[replica] = one if replica not in sums else sums[replica].plus(one)
             for tenant, count in said["open"].items():
                 self.tenants_open[tenant] += count
