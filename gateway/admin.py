@@ -25,6 +25,7 @@ from gateway.audit import Audit
 from gateway.config import ConfigError
 from gateway.control import Control
 from gateway.gauges import Gauges
+from gateway.version import built
 from policies import POLICIES
 
 
@@ -242,6 +243,7 @@ def application(
         running, refused, replicas = control.versions[-1], control.refused, control.fleet.replicas
         return {
             "version": running.number,
+            "build": built(),
             "since_unix": running.at_unix,
             "why": running.why,
             "refused": None if refused is None else dataclasses.asdict(refused),

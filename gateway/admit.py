@@ -26,7 +26,7 @@ from policies.classes import stamp
 from policies.model import Dispatch, Outcome, Request, ServiceClass, Shed, Usage
 
 if TYPE_CHECKING:
-    from gateway.exchange import Exchange
+    from gateway.course import Course
     from gateway.proxy import Proxy
     from gateway.relay import Relay
 
@@ -57,14 +57,14 @@ class Admission:
         self.candidates = candidates
         self._told_first = False
 
-    def start(self, exchange: Exchange) -> None:
+    def start(self, exchange: Course) -> None:
         self.proxy.budget.request()
         if self.candidates is None:
             self.proxy.scheduler.submit(self.request, exchange)
         else:
             exchange.on_decision(self._next())
 
-    def failed(self, exchange: Exchange, outcome: Outcome) -> None:
+    def failed(self, exchange: Course, outcome: Outcome) -> None:
         """Another replica, please; the answer comes as a decision."""
         self._told_first = False
         if self.candidates is None:
@@ -89,7 +89,7 @@ class Admission:
             return Shed(self.request.id, "no_replica", 1.0)
         return Dispatch(self.request.id, self.candidates.pop(0), "direct")
 
-    def message(self, pool: Pool, exchange: Exchange) -> list[bytes | memoryview]:
+    def message(self, pool: Pool, exchange: Course) -> list[bytes | memoryview]:
         """The forwarded request in parts: head, then the body as received (and the usage splice)."""
         template, rules = exchange.head, self.proxy.config
         parts = self.call.parts
@@ -106,7 +106,7 @@ class Admission:
             return [head + parts[0]]
         return [head, *parts]
 
-    def _lines(self, pool: Pool, exchange: Exchange) -> tuple[bytes, bytes]:
+    def _lines(self, pool: Pool, exchange: Course) -> tuple[bytes, bytes]:
         """The head as it is forwarded: what stands before the request id, and behind it without length and end."""
         scope, proxy = exchange.scope, self.proxy
         query: bytes = scope["query_string"]

@@ -10,8 +10,21 @@ from __future__ import annotations
 import re
 
 WHOLE_CHUNK_BYTES = 64 * 1024
+FRAMES_BYTES = 4096
 MAX_LINE_BYTES = 4 * 1024  # chunk size with extensions, or one trailer line
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+
+
+def _frame(size: int) -> bytes:
+    """How a chunk of `size` bytes in all begins; no chunk has that size: something that no chunk begins with."""
+    for digits in (1, 2, 3):
+        payload = size - digits - 4
+        if payload > 0 and len(b"%x" % payload) == digits:
+            return b"%x\r\n" % payload
+    return b"\r\n"
+
+
+FRAMES = [_frame(size) for size in range(FRAMES_BYTES)]  # by the size of a whole chunk
 
 
 class ChunkError(ValueError):

@@ -11,30 +11,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 log = logging.getLogger("forebay.proxy")
+_ONCE = (None,)
 
 
 class _Pause:
-    __slots__ = ()
+    """Hands control to whoever drives the coroutine, once."""
 
-    def __await__(self) -> Generator[None]:
-        yield None
-
-
-_PAUSE = _Pause()
+    def __await__(self) -> Iterator[None]:
+        return iter(_ONCE)
 
 
+_PAUSE: Awaitable[None] = _Pause()  # type: ignore[assignment]  # an iterator does where a generator is asked for
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Driven:
     """Base of what has a `run` that waits by `pause` only."""
 
     _steps: Coroutine[Any, Any, None] | None = None  # set while callbacks drive it
-    _waiter: asyncio.Future[None] | None = None  # set while it waits under a task
+    _waiter: asyncio.Future[None] | None = None  # what it waits for under a task
     _paused = False
 
-    async def run(self) -> None:
+    def run(self) -> Coroutine[Any, Any, None]:
         raise NotImplementedError
 
     def begin(self) -> None:
@@ -47,14 +51,8 @@ class Driven:
         if self._steps is not None:
             self._paused = True
             return _PAUSE
-        return self._wait()
-
-    async def _wait(self) -> None:
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await waiter
-        finally:
-            self._waiter = None
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
 
     def wake(self, at_once: bool = False) -> None:
         """Lets it go on, now or in the loop's next turn; nothing happens while it does not wait."""
@@ -64,8 +62,10 @@ class Driven:
                 self._go_on()
             else:
                 asyncio.get_running_loop().call_soon(self._go_on)
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        elif self._waiter is not None:
+            waiter, self._waiter = self._waiter, None
+            if not waiter.done():  # or its task was cancelled
+                waiter.set_result(None)
 
     def _go_on(self) -> None:
         steps = self._steps

@@ -14,28 +14,15 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.chunks import ChunkDecoder, ChunkError
+from gateway.chunks import FRAMES, FRAMES_BYTES, ChunkDecoder, ChunkError
 from gateway.response_head import Head, HeadReader
 
 if TYPE_CHECKING:
     from gateway.upstream import Pool
 
 MAX_HEAD_BYTES = 64 * 1024
-FRAMES_BYTES = 4096
 _heads = HeadReader()
 __all__ = ["Break", "Head", "Receiver", "UpstreamConnection"]
-
-
-def _frame(size: int) -> bytes:
-    """How a chunk of `size` bytes in all begins; no chunk has that size: something that no chunk begins with."""
-    for digits in (1, 2, 3):
-        payload = size - digits - 4
-        if payload > 0 and len(b"%x" % payload) == digits:
-            return b"%x\r\n" % payload
-    return b"\r\n"
-
-
-_FRAMES = [_frame(size) for size in range(FRAMES_BYTES)]
 
 
 class Break(StrEnum):
@@ -60,6 +47,9 @@ class Receiver(Protocol):
 
     def on_chunk(self, framed: bytes, start: int) -> None:
         """One whole chunk with its framing; the payload stands from `start` to two bytes before the end."""
+
+    def on_chunks(self, framed: bytes) -> bool:
+        """A read that begins with a chunk. True: it was whole chunks, and nothing of it is left to decode."""
 
     def on_end(self) -> None: ...
 
@@ -132,10 +122,12 @@ class UpstreamConnection(asyncio.Protocol):
         if receiver is None:
             return
         if decoder.between:
-            # the usual read is one whole chunk: one event of vLLM
+            # the usual read is one whole chunk, one event of vLLM; several when the loop is behind
             size = len(data)
-            if size < FRAMES_BYTES and data.startswith(line := _FRAMES[size]) and data.endswith(b"\r\n"):
+            if size < FRAMES_BYTES and data.startswith(line := FRAMES[size]) and data.endswith(b"\r\n"):
                 receiver.on_chunk(data, len(line))
+                return
+            if receiver.on_chunks(data):
                 return
         try:
             payload, framed, ended = decoder.feed(data)

@@ -9,20 +9,17 @@ of the API's own form and no terminal event. Answers that are not streamed are c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from gateway import answer, retry
+from gateway.chunks import FRAMES, FRAMES_BYTES
 from gateway.endpoints import Kind
 from gateway.errors import Api
 from gateway.http1 import Break, Head, UpstreamConnection
+from gateway.result import Asker, Result
 from gateway.retry import Failure
 from gateway.sse import ABORT, COMMENT, CONTENT, ERROR, FINISH, TERMINAL, USAGE, EventScanner, data_of
-
-if TYPE_CHECKING:
-    from gateway.exchange import Exchange
 
 COLLECT_BYTES = 256 * 1024
 _NO_EVENTS = EventScanner(Api.OTHER)  # of an answer that is no stream; nobody writes to it
@@ -36,17 +33,6 @@ class Mode(Enum):
     PASS = "pass"  # bytes, not judged any more
 
 
-@dataclass(slots=True)
-class Result:
-    """How the attempt ended. `head` and `body`: a collected answer or error that nobody has seen yet."""
-
-    failure: Failure | None = None
-    head: Head | None = None
-    body: bytes = b""
-    stale: bool = False
-    status: int | None = None  # a status that stood inside a stream
-
-
 class Relay:
     """`http1.Receiver` of one attempt, and a `pulses.Live` stream once content came."""
 
@@ -57,7 +43,7 @@ class Relay:
         "mode", "over", "passing", "scan", "tpot_s",
     )  # fmt: skip
 
-    def __init__(self, exchange: Exchange, now: float) -> None:
+    def __init__(self, exchange: Asker, now: float) -> None:
         self.exchange = exchange
         self.client = exchange.client
         self.meter = exchange.meter
@@ -134,18 +120,40 @@ class Relay:
             return
         self.on_data(framed[start:-2], framed)
 
+    def on_chunks(self, framed: bytes) -> bool:
+        """A read of several events, each of them as the template has it: together they go on as they came."""
+        events = self._count_usual(framed) if self._usual else 0
+        if not events:
+            return False
+        self._raw(framed)
+        self._gap(monotonic())
+        self.content_events += events  # those after the first came at once: gaps of zero
+        if self.meter.prefilling:
+            self.meter.busy_gaps += events - 1
+        else:
+            self.meter.idle_gaps += events - 1
+        return True
+
+    def _count_usual(self, framed: bytes) -> int:
+        """How many events of the template, a chunk each, the read is made of; 0 where there is anything else in it."""
+        prefix, text_at, suffix = self._prefix, self._text_at, self._suffix
+        at, count, size = 0, 0, len(framed)
+        while at < size:
+            end = framed.find(b"\n\n", at) + 4  # of the chunk, with its CRLF
+            if end < 4 or end - at >= FRAMES_BYTES:
+                return 0
+            line = FRAMES[end - at]
+            start = at + len(line)
+            usual = framed.startswith(line, at) and framed.startswith(prefix, start)
+            if not usual or not framed.endswith(suffix, start, end) or framed[start + text_at] == 0x22:
+                return 0
+            count += 1
+            at = end
+        return count
+
     def on_data(self, payload: bytes, framed: bytes | None) -> None:
         now = monotonic()
         if self.mode is Mode.STREAM:
-            if self._usual and framed is not None and (events := self._count_usual(payload)):
-                self._raw(framed)
-                self._gap(now)
-                self.content_events += events  # those after the first came at once: gaps of zero
-                if self.meter.prefilling:
-                    self.meter.busy_gaps += events - 1
-                else:
-                    self.meter.idle_gaps += events - 1
-                return
             self._events(payload, framed, now)
         elif self.mode is Mode.PASS:
             self.last_event_at = now
@@ -158,19 +166,6 @@ class Relay:
             self._size += len(payload)
             if self._size > COLLECT_BYTES:
                 self._pass_on()
-
-    def _count_usual(self, payload: bytes) -> int:
-        """How many events of the template the payload is made of; 0 where there is anything else in it."""
-        prefix, text_at, suffix = self._prefix, self._text_at, self.scan.suffix
-        at, count, size = 0, 0, len(payload)
-        while at < size:
-            end = payload.find(b"\n\n", at) + 2
-            usual = end > 1 and payload.startswith(prefix, at) and payload.endswith(suffix, at, end)
-            if not usual or payload[at + text_at] == 0x22:
-                return 0
-            count += 1
-            at = end
-        return count
 
     def on_end(self) -> None:
         if self.over:

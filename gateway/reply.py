@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 from gateway import errors, headers, retry
 from gateway.admit import Admission
 from gateway.client import Client, Scope
@@ -19,8 +21,8 @@ from gateway.errors import GatewayError
 from gateway.headers import Headers
 from gateway.http1 import Head
 from gateway.record import RequestRecord
-from gateway.relay import Result
 from gateway.request_head import RequestHead
+from gateway.result import Result
 from gateway.retry import Failure
 from policies.model import Outcome
 
@@ -34,6 +36,7 @@ _NO_BUFFER = (b"x-accel-buffering", b"no")
 _METHODS = {"POST": b"POST"}
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Reply(Driven):
     # what a new one starts with; set on the instance where it changes
     admission: Admission | None = None

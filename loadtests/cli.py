@@ -71,15 +71,18 @@ def _missing(name: str, package: str) -> Callable[..., Any]:
 
 def _tell_version(wanted: bool) -> None:
     if wanted:
-        from gateway.version import own_version
+        from gateway.version import built, own_version
 
-        typer.echo(f"forebay {own_version()}")
+        typer.echo(f"forebay {own_version()} ({built()})")
         raise typer.Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Which version runs.")
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Which version runs, and whether it is compiled."
+        ),
     ] = False,
 ) -> None:
     """Options of no command."""

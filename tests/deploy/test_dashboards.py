@@ -60,7 +60,7 @@ async def exported(tmp_path: Path) -> dict[str, set[str]]:
             sim.members[0].order(Command("kill"))
             await until(lambda: g.reason("r0") == "refused")
             sim.members[0].order(Command("restart"))
-            await until(lambda: g.gateway.metrics._restarts[("r0",)] == 1 and g.gateway.fleet.available("r0"))
+            await until(lambda: g.gateway.metrics.counted.restarts[("r0",)] == 1 and g.gateway.fleet.available("r0"))
             page = (await g.http.get("/metrics")).text
     found: dict[str, set[str]] = {line.split()[2]: set() for line in page.splitlines() if line.startswith("# TYPE ")}
     for name, labels, _ in samples(page):

@@ -32,7 +32,7 @@ def runs_with(g: Running) -> dict[str, Any]:
         "config": control.config.model_dump(),
         "classes": dict(core.classes),
         "classes of the proxy": set(g.gateway.proxy._classes),
-        "labels": g.gateway.metrics.classes | g.gateway.metrics.tenants,
+        "labels": g.gateway.metrics.counted.classes | g.gateway.metrics.counted.tenants,
         "policy": core.policy.name,
         "target": core.settings.target_attainment,
         "tenants": {name: tenant.concurrency for name, tenant in g.gateway.proxy.tenants.by_name.items()},

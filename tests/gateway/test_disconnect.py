@@ -186,8 +186,8 @@ async def test_while_sent_ahead_requests_wait() -> None:
 async def test_a_client_that_stops_reading_stops_the_replica(spliced: bool) -> None:
     """The replica can write no more than sockets and our bounded buffers hold; all of it arrives once it reads."""
     sent = 0
-    total = 8 * 1024 * 1024
-    text = "x" * 2000
+    total = 24 * 1024 * 1024  # the two sockets on the way may grow to 4 MiB each (net.ipv4.tcp_wmem)
+    text = "x" * 8000
 
     async def flood(connection: Connection, request: Seen) -> None:
         nonlocal sent

@@ -101,7 +101,7 @@ async def test_a_killed_replica_is_refused_and_its_restart_noticed(two: Fleet) -
         two.members[0].order(Command("restart"))
         await until(lambda: g.gateway.fleet.available("r0"))
         await served_by(g, 8)
-        await until(lambda: g.gateway.metrics._restarts[("r0",)] == 1)
+        await until(lambda: g.gateway.metrics.counted.restarts[("r0",)] == 1)
 
 
 async def test_a_scrape_that_fails_brings_the_next_probe_forward(two: Fleet) -> None:

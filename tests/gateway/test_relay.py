@@ -14,7 +14,8 @@ from gateway import openai
 from gateway.endpoints import ALLOW
 from gateway.http1 import Head, UpstreamConnection
 from gateway.pulses import Meter
-from gateway.relay import Relay, Result
+from gateway.relay import Relay
+from gateway.result import Result
 from policies.model import Usage
 from tests.gateway.scripted import dechunk, reads
 
@@ -68,7 +69,7 @@ class Exchange:
 
 def play(path: str, body: bytes, pieces: list[bytes], framed: bool = True) -> tuple[Exchange, Relay]:
     exchange = Exchange(path, body, framed)
-    relay = Relay(exchange, 0.0)  # type: ignore[arg-type]
+    relay = Relay(exchange, 0.0)
     pool: Any = SimpleNamespace(forget=lambda c: None, give=lambda c: None)
     connection = UpstreamConnection(pool)
     transport: Any = SimpleNamespace(

@@ -27,7 +27,7 @@ async def test_every_policy_takes_over_from_every_other_under_load() -> None:
             switched = await g.http.put("/admin/policy", json={"name": name})
             assert switched.status_code == 200, switched.text
             policy = name.split("+")[0]
-            seen = g.gateway.metrics._choices
+            seen = g.gateway.metrics.counted.choices
             had = sum(n for (of, _), n in seen.items() if of == policy)
             await until(lambda: sum(n for (of, _), n in seen.items() if of == policy) > had)  # noqa: B023
         over.set()

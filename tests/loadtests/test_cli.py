@@ -8,7 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from gateway.version import own_version
+from gateway.version import built, own_version
 from loadtests import cli
 
 
@@ -80,10 +80,10 @@ def test_the_version_is_told_without_a_command(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["forebay", "--version"])
     cli.main()
-    assert capsys.readouterr().out == f"forebay {own_version()}\n"
+    assert capsys.readouterr().out == f"forebay {own_version()} ({built()})\n"
 
 
 def test_the_version_is_among_the_options_of_the_help_page() -> None:
     page = CliRunner().invoke(cli.build(["--help"]), ["--help"]).output
-    assert "Which version runs." in next(line for line in page.splitlines() if "--version" in line)
-    assert CliRunner().invoke(cli.build(["demo"]), ["--version"]).output == f"forebay {own_version()}\n"
+    assert "Which version runs, and whether" in next(line for line in page.splitlines() if "--version" in line)
+    assert CliRunner().invoke(cli.build(["demo"]), ["--version"]).output == f"forebay {own_version()} ({built()})\n"

@@ -115,9 +115,9 @@ async def test_a_pod_that_moves_keeps_its_counters_and_its_connections_follow(si
             api.put(pod("vllm-0", sim.urls[1], "u0"))
             await until(lambda: itself.url == sim.urls[1])
             assert (await g.chat()).status_code == 200
-            await until(lambda: g.gateway.metrics._restarts[("vllm-0",)] == 1)
+            await until(lambda: g.gateway.metrics.counted.restarts[("vllm-0",)] == 1)
             assert g.gateway.fleet.replicas["vllm-0"] is itself
-            assert g.gateway.metrics._attempts["vllm-0", "success", ""] == 2
+            assert g.gateway.metrics.counted.attempts["vllm-0", "success", ""] == 2
 
 
 async def test_a_conversation_stays_where_its_prefix_is_while_others_come_and_go(sim: Fleet) -> None:
