@@ -65,8 +65,7 @@ class LateBinding:
         if first and self.settings.admission and sheddable:
             if self.queue.count and self.sticky.refused(request.session, now):
                 return [self.refuse(tracked, "infeasible", now, Why.NOW)]
-            full = self.queue.count >= self.settings.max_held or self.queue.bytes >= self.settings.max_held_bytes
-            if full:
+            if self.queue.count >= self.settings.max_held or self.queue.bytes >= self.settings.max_held_bytes:
                 return [self.refuse(tracked, "queue_full", now)]
         before: list[Decision] = self.drain(now) if self.queue.count else []
         choice = self._choose(tracked, pool, now)
@@ -74,7 +73,7 @@ class LateBinding:
         tight = self.settings.admission and sheddable and now > tracked.latest_start
         if tight and tracked.tried:  # it was let in and a replica failed it: late is better than an error
             return [*before, self._send_least_late(tracked, pool, now)]
-        if tight and not self._worth_a_try(tracked, choice, now):
+        if tight and (choice := self._just_in_time(tracked, pool, now)).replica_id is None:
             best = self.dispatcher.sight.best_start_s
             margin = self.dispatcher.margins.bound(request.service_class, best) - best
             why = Why.HOPELESS if tracked.latest_start + margin < request.received_at else Why.NOW
@@ -136,9 +135,8 @@ class LateBinding:
 
     def forget_preferences(self, replica: Replica) -> None:
         """It is out: whoever waits for it is decided anew."""
-        for tracked in self.queue.everything():
-            if tracked.preferred is replica:
-                self._unpark(tracked)
+        for tracked in [t for t in self.queue.everything() if t.preferred is replica]:
+            self._unpark(tracked)
 
     # -- time and room -----------------------------------------------------------------------------------------
 
@@ -186,14 +184,12 @@ class LateBinding:
             heapq.heappop(self._expiry)
         soonest = self._expiry[0][0] if self._expiry else NEVER
         for replica in self.dispatcher.fleet.replicas.values():
-            ready = now
+            ready = max(now, replica.closed_until)
             if self.settings.pacing and replica.streams(now):
-                ready += replica.pace.wait(now)
-            ready = max(ready, replica.closed_until)
+                ready = max(ready, now + replica.pace.wait(now))
             if self.settings.admission:
                 ready = max(ready, now + replica.ahead_s(now) - self._backlog_s(replica, now))
-            if ready > now:
-                soonest = min(soonest, ready)
+            soonest = min(soonest, ready) if ready > now else soonest
         return max(soonest, now + 0.001)
 
     def _expire(self, now: float) -> list[Decision]:
@@ -202,11 +198,26 @@ class LateBinding:
             _, _, tracked = heapq.heappop(self._expiry)
             if not tracked.held or tracked.latest_start > now:
                 continue
-            if self.settings.admission and tracked.service_class.sheddable and not tracked.tried:
-                decisions.append(self.refuse(tracked, "infeasible", now))
-            else:
-                decisions.append(self._send_least_late(tracked, self.dispatcher.fleet.pool(tracked.request), now))
+            pool = self.dispatcher.fleet.pool(tracked.request)
+            if not self.settings.admission or not tracked.service_class.sheddable or tracked.tried:
+                decisions.append(self._send_least_late(tracked, pool, now))
+                continue
+            made, sent = self._send_if_room(tracked, pool, self._just_in_time(tracked, pool, now), now)
+            decisions += made if sent else [*made, self.refuse(tracked, "infeasible", now)]
         return decisions
+
+    def _just_in_time(self, tracked: Tracked, pool: Pool, now: float) -> Choice:
+        """The last chance before a refusal: one with room, in time if the prediction holds without its margin. Margins
+        are for queues: one learnt under load would refuse the longest prompts to a fleet at its ease; and who waits
+        for streams to recover, since it harms least there, may wait in vain."""
+        request, sight = tracked.request, self.dispatcher.sight
+        due = NEVER if request.deadline is None else request.deadline - self._decode_s(tracked, pool)
+        due = due if request.ttft_deadline is None else min(due, request.ttft_deadline)
+        if due == NEVER or tracked.newcomer:
+            return Choice(None)
+        sight.look(pool, tracked, now)
+        sight.hide(pool, [r for r in pool.open if now + r.ttft_s > due or not self._basic_room(r, now)])
+        return self.dispatcher.policy.choose(tracked.request, pool.view, now)
 
     def _send_least_late(self, tracked: Tracked, pool: Pool, now: float) -> Decision:
         """What may not be refused any more goes where it is least late."""
@@ -216,9 +227,8 @@ class LateBinding:
 
     def _capacity(self, pool: Pool, now: float) -> float:
         """Prefill seconds per second that a pool is believed to serve for this gateway."""
-        if not self.settings.pacing:
-            return self.part * len(pool.open)
-        return self.part * sum([r.pace.rate if r.streams(now) else 1.0 for r in pool.open], 0.0)
+        paced = self.settings.pacing
+        return self.part * sum([r.pace.rate if paced and r.streams(now) else 1.0 for r in pool.open], 0.0)
 
     # -- one request -------------------------------------------------------------------------------------------
 
@@ -270,9 +280,8 @@ class LateBinding:
 
     def _newcomers_room(self, pool: Pool, now: float) -> float:
         """Tokens of context a new conversation may bring."""
-        if not self.working_set.enforced:
-            return self.working_set.headroom(0.0, now)
-        return self.working_set.headroom(sum([r.kv.capacity or 0.0 for r in pool.open], 0.0), now)
+        capacity = sum([r.kv.capacity or 0.0 for r in pool.open], 0.0) if self.working_set.enforced else 0.0
+        return self.working_set.headroom(capacity, now)
 
     def _basic_room(self, replica: Replica, now: float) -> bool:
         """Room for anything at all; the KV of one request is checked apart."""
@@ -376,25 +385,15 @@ class LateBinding:
 
     def _due(self, tracked: Tracked) -> float:
         request = tracked.request
-        if request.ttft_deadline is not None:
-            owed = self.fairness.excess(self.fairness.quartile(request.prompt_tokens)) > 0.0
-            return request.received_at if owed else request.ttft_deadline
-        return request.deadline if request.deadline is not None else tracked.latest_start
-
-    def _worth_a_try(self, tracked: Tracked, choice: Choice, now: float) -> bool:
-        """Whether it would be in time if the prediction held without its margin, at once and with nobody waiting: a
-        margin is for queues, and one learnt under load would refuse the longest prompts to an idle fleet."""
-        deadline = tracked.request.ttft_deadline
-        if deadline is None or choice.replica_id is None or self.queue.count:
-            return False
-        replica = self.dispatcher.fleet.replicas[choice.replica_id]
-        return now + replica.ttft_s <= deadline and self._basic_room(replica, now)
+        if request.ttft_deadline is None:
+            return request.deadline if request.deadline is not None else tracked.latest_start
+        owed = self.fairness.excess(self.fairness.quartile(request.prompt_tokens)) > 0.0
+        return request.received_at if owed else request.ttft_deadline
 
     def _retry_after(self, tracked: Tracked, now: float) -> float:
         """Predicted drain of what is held and of what was too much lately (all who were refused may return), with 20 %
         jitter so that they do not return together."""
         pool = self.dispatcher.fleet.pool(tracked.request)
-        capacity = self._capacity(pool, now)
         ahead = sum([r.parked_s + r.ledger.backlog_s(now) for r in pool.replicas], 0.0)
-        drain = ahead / capacity if capacity > 0.0 else 1.0
+        drain = ahead / capacity if (capacity := self._capacity(pool, now)) > 0.0 else 1.0
         return max(1.0, drain + self.price.excess_s) * self.rng.uniform(0.8, 1.2)

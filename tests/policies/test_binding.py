@@ -212,6 +212,48 @@ def test_the_longest_prompt_is_tried_on_an_idle_fleet_without_the_margin_that_qu
     assert said(b.submit(chat("third", tokens=45_000, at=5.0), 5.0)) == ["send third"]
 
 
+def test_the_longest_prompt_is_tried_where_nobody_waits_though_somebody_waits_elsewhere() -> None:
+    b = balancer("a", "b")
+    b.submit(chat("on a", pinned="a"), 0.0)
+    assert said(b.submit(chat("waits for a", pinned="a"), 0.0)) == ["hold waits for a"]
+    (sent,) = b.submit(chat("long", tokens=45_000), 0.0)
+    assert isinstance(sent, Dispatch)
+    assert sent.replica_id == "b"
+
+
+def waits_for_a(near_on_b: int) -> tuple[Balancer, Hold]:
+    """One stream on a runs near its objective, six on b: a prompt harms least on a and waits for that one stream."""
+    b = Balancer((CHAT, FIRM, BATCH), make("forebay"), Settings(prior_prefill_rate=RATE), random.Random(1))
+    for name in ("a", "b"):
+        b.fleet_event(Added(name, prefill_rate=RATE, kv_capacity_tokens=400_000), 0.0)
+    for n, name in enumerate("abbbbbb"):
+        b.submit(chat(f"stream {n}", tokens=100, at=n / 10, pinned=name), n / 10)
+        b.first_token(f"stream {n}", n / 10 + 0.06)  # as predicted
+    b.pulse("b", Pulse(live=6, near=near_on_b, least_slack_s=0.03), 1.0)
+    b.pulse("a", Pulse(live=1, near=1, least_slack_s=0.001), 1.0)
+    for name in ("a", "b"):
+        b.fleet.replicas[name].pace.spend(3.0, 1.0)
+    (hold,) = b.submit(chat("r", at=1.0), 1.0)
+    assert isinstance(hold, Hold)
+    now = 1.0
+    while (now := now + 0.5) < hold.until:
+        assert b.pulse("b", Pulse(live=6, near=near_on_b, least_slack_s=0.03), now) == []
+        assert b.pulse("a", Pulse(live=1, near=1, least_slack_s=0.001), now) == []
+    return b, hold
+
+
+def test_who_waited_in_vain_where_it_would_harm_least_goes_elsewhere_before_it_is_refused() -> None:
+    b, hold = waits_for_a(near_on_b=0)
+    (sent,) = b.wake(hold.until)
+    assert isinstance(sent, Dispatch)
+    assert sent.replica_id == "b"
+
+
+def test_who_finds_room_nowhere_at_its_latest_start_is_refused() -> None:
+    b, hold = waits_for_a(near_on_b=6)
+    assert said(b.wake(hold.until)) == ["shed r"]
+
+
 def test_batch_waits_while_anyone_else_does() -> None:
     b = balancer("a")
     b.submit(chat("r1"), 0.0)
