@@ -125,7 +125,7 @@ class Shell:
             assert replica.awaited == sum(not t.service_class.fill_only for t in waiting)
             if there == 0:
                 assert self.balancer.backlog_tokens(name, self.now) == 0.0
-                assert not self.balancer.prefilling(name)
+                assert not replica.ledger.prefilling  # others may be
                 assert replica.ledger.kv_tokens == 0.0
         assert self.balancer.binding.queue.count == len(self.held)
         assert self.made == len(self.held) + len(self.out) + len(self.ended)
