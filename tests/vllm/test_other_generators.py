@@ -76,9 +76,12 @@ def test_guidellm_runs_unchanged_through_the_gateway(
         tmp_path,
     )  # fmt: skip
     (benchmark,) = json.loads((tmp_path / "benchmarks.json").read_text())["benchmarks"]
-    totals = benchmark["metrics"]["request_totals"]
-    assert (totals["successful"], totals["errored"], totals["incomplete"]) == (6, 0, 0)
-    assert benchmark["metrics"]["time_to_first_token_ms"]["successful"]["count"] == 6
+    # its metrics are of a window that ends with the sixth end it hears of: of two at once, one may fall out of it
+    made = benchmark["scheduler_metrics"]["requests_made"]
+    assert (made["successful"], made["errored"], made["incomplete"]) == (6, 0, 0)
+    served = benchmark["requests"]["successful"]
+    assert served
+    assert all(request["time_to_first_token_ms"] > 0.0 for request in served)
     assert_all_served(front)
 
 
