@@ -1,4 +1,4 @@
-"""For every test: hypothesis without deadlines, and no process left when the session ends.
+"""For every test: hypothesis without deadlines, and no process left when the session ends, also by SIGTERM.
 
 A machine may be busy, so no example has a deadline. In CI the examples are the same each time and no database is
 kept; elsewhere they are drawn anew, so that many runs search wider than one. What a session starts inherits a mark
@@ -8,6 +8,7 @@ in its environment, also what left for a session of its own; whatever carries it
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,22 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-MARK = f"FOREBAY_TEST_SESSION={os.getpid()}"
+OURS = os.getpid()
+MARK = f"FOREBAY_TEST_SESSION={OURS}"
 os.environ.update([MARK.split("=")])
 GONE_WITHIN_S = 30.0
 ENDS_WITH_US = b"multiprocessing.resource_tracker"
 
+
+def _ended(number: int, frame: object) -> None:
+    """As Ctrl-C: fixtures still stop what they started. A child that was forked ends as if it had no such rule."""
+    if os.getpid() == OURS:
+        raise KeyboardInterrupt
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+signal.signal(signal.SIGTERM, _ended)
 settings.register_profile("forebay", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "forebay")

@@ -8,14 +8,18 @@ workers and children count. Its resolution is one clock tick (10 ms): rounds hav
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+SETPRIV = shutil.which("setpriv")  # of util-linux; where it is missing, a server may outlive a killed parent
+ENDS_WITH_US = [SETPRIV, "--pdeathsig", "TERM", "--"] if SETPRIV else []
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -30,12 +34,14 @@ def two_cores() -> tuple[set[int], set[int]]:
 
 
 class Server:
-    """A child process and its descendants, pinned to `cores`; output goes to `log`."""
+    """A child process and its descendants, pinned to `cores`; output goes to `log`. It ends with us, however we end."""
 
     def __init__(
         self, argv: Sequence[str], log: Path, cores: set[int] | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         self.log = log
+        if ENDS_WITH_US and threading.current_thread() is threading.main_thread():  # "us" is the thread, for Linux
+            argv = [*ENDS_WITH_US, *argv]
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 argv,

@@ -12,6 +12,7 @@ from typing import Any
 from redis import Redis
 
 from gateway.tenants import digest
+from loadtests.bench.processes import ENDS_WITH_US
 from loadtests.ports import free_ports
 from loadtests.replica import Fleet, ReplicaSettings
 from tests.gateway.running import Running, running, until
@@ -36,7 +37,18 @@ class Server:
     def start(self) -> None:
         program = shutil.which("redis-server") or shutil.which("valkey-server")
         assert program is not None, "these tests need redis-server or valkey-server"
-        argv = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)]
+        argv = [
+            *ENDS_WITH_US,
+            program,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            str(self.folder),
+        ]
         self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
         wait_for(self.answers, "redis-server answers")
 
