@@ -179,6 +179,7 @@ def run_once(
     if late:
         replay.invalidate(run, late)
     run["engine"] = engine_watch.gained(engine, asyncio.run(engine_watch.totals(plan.replicas)))
+    run["reuse"] |= engine_watch.by_cache(run["engine"])
     asyncio.run(state.warm(label, arm.url))
     run["start_state"] = proof
     run["setup"] = {"behaviour": behaviour_of(behaviour), "model": shape.model, "endpoint": shape.endpoint}

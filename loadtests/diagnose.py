@@ -73,6 +73,8 @@ def of_folder(console: Console, folder: Path, price: float | None, gpus: int | N
         whole = mean(splits.get((arm, load), []))
         engine = added([run.get("engine") or {} for run in runs])
         console.print(split_table(whole, f"{arm}, load {load:g}: mean of {len(splits.get((arm, load), []))} answers"))
+        if caches := engine_watch.by_cache(engine):
+            console.print(cache_line(caches), highlight=False)
         found = constraint(worst(runs), whole, engine)
         console.print(f"constraint: [bold]{found.name}[/bold]. {found.evidence}", highlight=False)
         console.print(f"try next:   {found.try_next}", highlight=False)
@@ -128,6 +130,12 @@ def split_table(whole: Split, title: str) -> Table:
     return table
 
 
+def cache_line(caches: Mapping[str, float]) -> str:
+    return "prompt tokens: " + ", ".join(
+        f"{screen.share(part)} from {name.replace('_', ' ')}" for name, part in caches.items()
+    )
+
+
 def cost_line(runs: Sequence[Mapping[str, Any]], price: float, gpus: int | None) -> str:
     """Price x GPUs x (W + D) over the good requests of the valid runs."""
     valid = [run for run in runs if run["verdict"] == "valid"]
@@ -166,10 +174,12 @@ async def of_traffic(console: Console, url: str, seconds: float) -> None:
     if not finished:
         raise DiagnosisError(f"no request finished at {len(urls)} replicas in {passed:.0f} s; watch longer with --for")
     console.print(split_table(whole, f"{finished:.0f} requests finished in {passed:.0f} s, as the replicas saw them"))
-    queries = engine.get("prefix_queries", 0.0)
+    caches = engine_watch.by_cache(engine)
+    if caches:
+        console.print(cache_line(caches), highlight=False)
     run = {
         "policy": "live", "verdict": "valid", "reasons": [], "offered": round(finished), "shed": 0, "attainment": None,
-        "reuse": {"achieved": engine.get("prefix_hits", 0.0) / queries if queries else None},
+        "reuse": {"achieved": sum(caches.values()) if caches else None},
     }  # fmt: skip
     found = constraint(run, whole, engine)
     console.print(f"constraint: [bold]{found.name}[/bold]. {found.evidence}", highlight=False)

@@ -21,6 +21,7 @@ SERIES = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
+    "vllm:external_prefix_cache_queries_total": "external_queries",
     "vllm:external_prefix_cache_hits_total": "external_hits",
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",
@@ -80,3 +81,16 @@ def mean_s(totals: Totals, part: str) -> float | None:
     """Mean seconds of `queue`, `prefill` or `decode` per finished request; None where nothing finished."""
     count = totals.get(f"{part}_count", 0.0)
     return totals[f"{part}_sum_s"] / count if count > 0 else None
+
+
+def by_cache(totals: Totals) -> dict[str, float]:
+    """`own_cache` and `external_cache`: shares of the prompt tokens that were asked for, 0..1; empty: nobody tells.
+
+    vLLM asks its own cache for every prompt token and an external one (a KV connector, as LMCache) for what its own
+    lacks; a request's `cached_tokens` is the sum of both.
+    """
+    asked = totals.get("prefix_queries", 0.0)
+    if not asked:
+        return {}
+    hits = {"own_cache": "prefix_hits", "external_cache": "external_hits"}
+    return {name: totals.get(counter, 0.0) / asked for name, counter in hits.items()}

@@ -114,6 +114,7 @@ def replay(
         if late:
             invalidate(run, late)
         run["engine"] = engine_watch.gained(engine, asyncio.run(engine_watch.totals(replica or ())))
+        run["reuse"] |= engine_watch.by_cache(run["engine"])
     except SenderError as error:
         typer.echo(f"forebay replay: {error}", err=True)
         raise typer.Exit(1) from None

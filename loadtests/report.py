@@ -136,8 +136,8 @@ def draw(
         "timeline": (plots.timelines(here), "Over time",
                      "First seed. Requests are counted where they were scheduled; dashed: open at once."),
         "reuse": (plots.reuse(here), "Cache reuse against its ceiling",
-                  "As the replicas report it in cached_tokens. A bar beyond the ceiling would be a fault of the "
-                  "measurement, except for blocks finer than the schedule's."),
+                  "As the replicas report it in cached_tokens, an external cache included. A bar beyond the ceiling "
+                  "would be a fault of the measurement, except for blocks finer than the schedule's."),
         "balance": (plots.balance(here), "Balance over replicas",
                     "First seed. Work is prompt tokens that had to be computed."),
     }  # fmt: skip
@@ -172,7 +172,7 @@ def sections(
 
 def arm_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     head = ["arm", "load", "seeds", "valid", "offered/s", "goodput/s", "attainment", "shed", "late", "errors",
-            "completed/s", "output tokens/s", "cached", "preempted", "attempts"]  # fmt: skip
+            "completed/s", "output tokens/s", "cached", "external", "preempted", "attempts"]  # fmt: skip
     rows = []
     for load in sorted({float(r["load"]) for r in runs}):
         for arm in dict.fromkeys(str(r["policy"]) for r in runs):
@@ -192,7 +192,7 @@ def arm_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
                 share(sum(r["late_complete"] for r in mine) / offered if offered else None),
                 share(mean(r.get("error_rate") for r in mine)), number(mean(r["complete_rps"] for r in mine)),
                 number(mean(r["output_tokens_per_s"] for r in mine), 0),
-                share(mean((r.get("reuse") or {}).get("achieved") for r in mine)),
+                *(share(mean((r.get("reuse") or {}).get(of) for r in mine)) for of in ("achieved", "external_cache")),
                 plain(mean(r.get("preemptions") for r in mine)),
                 number(mean((r.get("attempts") or {}).get("amplification") for r in mine)),
             ])  # fmt: skip

@@ -86,6 +86,7 @@ def run_table(runs: Sequence[Mapping[str, Any]], title: str) -> Table:
         ("answers measured", lambda r: str(r["ttft_s"]["n"])),
         ("prompt tokens from cache", lambda r: share(r["reuse"]["achieved"])),
         ("  ceiling of the workload", lambda r: share(r["reuse"]["ceiling"])),
+        ("  own / external cache", _caches),
         ("completed", lambda r: per_s(r["complete_rps"])),
         ("output tokens", lambda r: per_s(r["output_tokens_per_s"], 0)),
         ("client attempts per request", lambda r: number(r["attempts"]["amplification"])),
@@ -94,6 +95,10 @@ def run_table(runs: Sequence[Mapping[str, Any]], title: str) -> Table:
     for name, read in lines:
         table.add_row(name, *(read(run) for run in runs))
     return table
+
+
+def _caches(run: Mapping[str, Any]) -> str:
+    return " / ".join(share(run["reuse"].get(name)) for name in ("own_cache", "external_cache"))
 
 
 def _verdict(run: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from loadtests import cli, demo, engine_watch
 from loadtests.constraint import constraint
-from loadtests.diagnose import cost_line
+from loadtests.diagnose import cache_line, cost_line
 from loadtests.playground import Playground
 from loadtests.split import Split, mean, split
 from tests.loadtests.test_report import folder
@@ -94,6 +94,26 @@ def test_totals_are_read_from_recorded_metrics_and_restarts_do_not_go_below_zero
     assert engine_watch.gained({"u": {"steps": 100.0}}, {"u": {"steps": 130.0}}) == {"steps": 30.0}
     assert engine_watch.gained({"u": {"steps": 100.0}}, {"u": {"steps": 7.0}}) == {"steps": 7.0}
     assert engine_watch.gained({}, {"new": {"steps": 7.0}}) == {}
+
+
+METRICS = """\
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} %d
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} %d
+vllm:external_prefix_cache_queries_total{engine="0",model_name="m"} %d
+vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} %d
+"""
+
+
+def test_what_an_external_cache_gave_is_told_apart_from_the_replicas_own() -> None:
+    before = {"a": engine_watch.read(METRICS % (100, 50, 50, 0)), "b": engine_watch.read(METRICS % (0, 0, 0, 0))}
+    after = {
+        "a": engine_watch.read(METRICS % (700, 350, 350, 60)),
+        "b": engine_watch.read(METRICS % (400, 100, 300, 40)),
+    }
+    caches = engine_watch.by_cache(engine_watch.gained(before, after))
+    assert caches == {"own_cache": 0.4, "external_cache": 0.1}
+    assert cache_line(caches) == "prompt tokens: 40.0% from own cache, 10.0% from external cache"
+    assert engine_watch.by_cache({}) == {}
 
 
 def test_cost_of_a_thousand_good_requests() -> None:
