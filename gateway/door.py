@@ -16,6 +16,7 @@ from gateway.lag import INTERVAL_S, MEMORY
 from gateway.sections import Limits
 
 REOPENS = 0.5  # of the bound
+OVERLOADED = "the gateway itself is overloaded"
 DECAY_S = INTERVAL_S / MEMORY  # time constant of the smoothed lag
 
 
@@ -43,7 +44,7 @@ class Door:
         self.refused["loop_lag"] += 1
         opens_at = REOPENS * (self._bound_s or self.lag_s)
         wait_s = DECAY_S * math.log(max(1.0, self.lag_s / opens_at)) if opens_at > 0.0 else 0.0
-        return GatewayError(Code.QUEUE_FULL, "the gateway itself is overloaded", max(1.0, wait_s))
+        return GatewayError(Code.QUEUE_FULL, OVERLOADED, max(1.0, wait_s))
 
     def receipt(self) -> Receipt:
         """For one body that did not come whole."""

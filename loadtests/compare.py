@@ -18,14 +18,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from loadtests import engine_watch, pairing, provenance, replay, retry, screen, senders, simulated
+from loadtests import engine_watch, gateway_classes, pairing, provenance, replay, retry, screen, senders, simulated
 from loadtests.client import Target
 from loadtests.drive import Behaviour
 from loadtests.offer import CONFIG_HELP, OBJECTIVE_HELP, Offer, classes_of, offer
 from loadtests.record import Record
 from loadtests.requests import Shape
 from loadtests.results import finite
-from loadtests.schedule import Schedule
+from loadtests.schedule import Schedule, ScheduleError
 from loadtests.senders import LiveRun, SenderError
 from loadtests.start_state import StartState, StartStateError
 
@@ -110,11 +110,17 @@ def compare(
     state = StartState(name, plan.replicas, gateway, key, os.environ.get("FOREBAY_ADMIN_TOKEN"))
     wanted = list(range(first_seed, first_seed + seeds))
     try:
+        if gateway is not None and time_scale == 1.0:
+            origin["objectives_differ"] = gateway_classes.differences(
+                made.schedule(wanted[0], load), asyncio.run(gateway_classes.of(gateway, state.admin_token))
+            )
+            for line in origin["objectives_differ"]:
+                console.print(f"[yellow]note[/yellow] {line}", highlight=False)
         runs = run_blocks(console, plan, state, arms, wanted, load, noise_floor)
         comparisons = pairing.compare_all([run for run, _ in runs])
-    except (SenderError, StartStateError, pairing.RefusedError) as error:
+    except (SenderError, StartStateError, pairing.RefusedError, ScheduleError) as error:
         typer.echo(f"forebay compare: {error}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(error, ScheduleError) else 1) from None
     finish(console, out, plan, runs, comparisons, origin, wanted, load)
     if any(run["verdict"] != "valid" for run, _ in runs):
         raise typer.Exit(1)

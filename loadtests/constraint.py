@@ -1,9 +1,10 @@
 """What held a run back, named with its evidence and the one setting to try next.
 
 Rules are asked in order and the first that holds is the answer, because each makes the ones behind it unreadable: a
-late generator, failing servers, preemption, prompts computed that were cached elsewhere, prefills that stretch decodes,
-waiting inside the engine, the host, the gateway's own holding. Only when none holds is it the accelerator: more GPUs
-are the last advice. Thresholds are judgement, stated beside each rule; they are not measured constants.
+late generator, failing servers, a late gateway, preemption, prompts computed that were cached elsewhere, prefills that
+stretch decodes, waiting inside the engine, the host, the gateway's own holding. Only when none holds is it the
+accelerator: more GPUs are the last advice. Thresholds are judgement, stated beside each rule; they are not measured
+constants.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.door import OVERLOADED
 from loadtests.engine_watch import Totals
 from loadtests.split import Split
 
@@ -58,6 +60,17 @@ def _failures(run: Run, split: Split, engine: Totals) -> Finding | None:
         "failures",
         f"{rate:.1%} of requests failed, mostly {worst[1]}: {worst[2]}",
         "the replicas' logs and `/admin/fleet` of the gateway, before any tuning",
+    )
+
+
+def _gateway(run: Run, split: Split, engine: Totals) -> Finding | None:
+    late = sum(one["count"] for one in run.get("top_errors") or () if one["message"] == OVERLOADED)
+    if late <= 0.01 * run["offered"]:
+        return None
+    return Finding(
+        "gateway",
+        f"{late} of {run['offered']} requests were refused because the gateway's own event loop ran late",
+        "workers.count = 2 or more, or a core that nothing else runs on",
     )
 
 
@@ -151,6 +164,12 @@ def _accelerator(run: Run, split: Split, engine: Totals) -> Finding:
             f"{run['attainment']:.1%} of requests meet their objectives; {part} takes {share:.0%} of a request",
             "nothing: this load is carried",
         )
+    if run.get("attainment") is None and not engine.get("waiting"):  # live traffic, whose objectives nobody knows
+        return Finding(
+            "none",
+            f"nobody waits at the replicas; {part} takes {share:.0%} of a request",
+            "nothing that could be seen from here",
+        )
     return Finding(
         "accelerator",
         f"{part} takes {share:.0%} of a request, caches and queues are in order",
@@ -162,6 +181,7 @@ Rule = Callable[[Run, Split, Totals], Finding | None]
 RULES: tuple[Rule, ...] = (
     _generator,
     _failures,
+    _gateway,
     _kv_cache,
     _prefix_cache,
     _prefill_interference,

@@ -62,6 +62,8 @@ SPLIT = Split(0.0, 0.1, 0.05, 0.3, 2.0, 0.05)
     ("generator", {"verdict": "invalid", "reasons": ["lag p99 80 ms"]}, SPLIT, {}, "--workers"),
     ("failures", {"error_rate": 0.05, "reasons_by_outcome": {"truncated": {"connection_cut": 5}}}, SPLIT, {},
      "the replicas' logs"),
+    ("gateway", {"shed": 20, "top_errors": [{"count": 20, "message": "the gateway itself is overloaded"}]}, SPLIT, {},
+     "workers.count"),
     ("kv_cache", {}, SPLIT, {"preemptions": 40.0}, "kv.limit_share"),
     ("prefix_cache", {"policy": "round_robin", "reuse": {"achieved": 0.1, "ceiling": 0.7}}, SPLIT, {},
      'policy.name = "forebay"'),
@@ -73,6 +75,8 @@ SPLIT = Split(0.0, 0.1, 0.05, 0.3, 2.0, 0.05)
     ("admission", {"shed": 30}, SPLIT, {}, "the class objectives"),
     ("accelerator", {}, SPLIT, {}, "then more replicas"),
     ("none", {"attainment": 0.99}, SPLIT, {}, "this load is carried"),
+    ("none", {"attainment": None}, SPLIT, {"waiting": 0.0}, "could be seen from here"),
+    ("accelerator", {"attainment": None}, SPLIT, {"waiting": 3.0}, "then more replicas"),
 ])  # fmt: skip
 def test_the_constraint_is_named_with_the_one_setting_to_try(
     name: str, more: dict[str, object], parts: Split, engine: dict[str, float], says: str
