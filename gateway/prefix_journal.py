@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def read(path: Path) -> dict[str, Any]:
     """Lines that are no journal lines are counted and passed over. Raises OSError."""
     models: defaultdict[str, list[int]] = defaultdict(lambda: [0] * 6)
     tenants: defaultdict[str, list[int]] = defaultdict(lambda: [0] * 6)
-    leaks: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    leaks: defaultdict[tuple[str, str, str, str], list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0.0])
     first = last = None
     strange = 0
     with Progress(transient=True) as progress, path.open("rb") as lines:
@@ -51,6 +52,8 @@ def read(path: Path) -> dict[str, Any]:
                 seen[1] += found["lost_tokens"]
                 seen[2] += 1
                 seen[3] = found["offset"]
+                # of as many requests as a sample stands for, all but one were not looked at
+                seen[4] += found["lost_tokens"] ** 2 * (found["requests"] - 1) / max(1, found["requests"])
     span_s = max(LEAST_SPAN_S, (last or 0.0) - (first or 0.0))
     rows = [_leak(key, seen, 3600.0 / span_s) for key, seen in leaks.items()]
     return {
@@ -73,9 +76,10 @@ def _counted(row: dict[str, Any]) -> tuple[int, ...] | None:
     return 1, prompt, prompt if measured else 0, int(cached[0]) if measured else 0, predicted, row["cacheable_tokens"]
 
 
-def _leak(key: tuple[str, str, str, str], seen: list[int], per_hour: float) -> dict[str, Any]:
+def _leak(key: tuple[str, str, str, str], seen: list[float], per_hour: float) -> dict[str, Any]:
     family, model, kind, path = key
-    requests, lost, samples, offset = seen
+    requests, lost, samples, offset, variance = seen
+    samples, offset = int(samples), int(offset)
     return {
         "family": family,
         "model": model,
@@ -88,6 +92,7 @@ def _leak(key: tuple[str, str, str, str], seen: list[int], per_hour: float) -> d
         "requests_per_hour": round(requests * per_hour, 1),
         "lost_tokens_per_request": round(lost / max(1, requests)),
         "lost_tokens_per_hour": round(lost * per_hour),
+        "lost_error": round(sqrt(variance) / lost, 3) if lost else 0.0,
         "advice": ADVICE[Leak(kind)] if kind in set(Leak) else "",
     }
 

@@ -144,7 +144,7 @@ def _leaks(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="What keeps prompts from being shared", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("family", "what", "where"):
         table.add_column(name, overflow="fold")
-    for name in ("at byte", "requests/h", "lost per request", "lost tokens/h"):
+    for name in ("at byte", "requests/h", "lost per request", "lost tokens/h", "±"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
@@ -155,6 +155,7 @@ def _leaks(rows: list[dict[str, Any]]) -> Table:
             f"{row['requests_per_hour']:,.0f}",
             f"{row['lost_tokens_per_request']:,}",
             f"{row['lost_tokens_per_hour']:,}",
+            f"{200 * row['lost_error']:.0f} %",  # two standard errors
         )
     return table
 

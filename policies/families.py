@@ -45,6 +45,7 @@ class Family:
     flow: Flow
     tenants: Counter[str] = field(default_factory=Counter)
     samples: int = 0
+    looked_at: float = 0.0  # when its last sample was
     core: dict[int, list[int]] = field(default_factory=dict)  # phrase: samples that have it, its bytes
     leaks: dict[tuple[str, int], LeakRow] = field(default_factory=dict)
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)  # phrase before a gap: words that stood there
@@ -132,6 +133,7 @@ class Families:
             found = find(family, sample, self._said_before, weight, now)
             family.reference = sample.phrases
         family.samples += 1
+        family.looked_at = now
         family.tokens_per_byte = sample.tokens_per_byte
         if sample.tenant is not None:
             family.tenants[sample.tenant] += weight

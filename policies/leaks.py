@@ -33,7 +33,8 @@ _WORD = re.compile(rb"[^\s\"'<>(){}\[\],;=]+")
 
 @dataclass(slots=True)
 class LeakRow:
-    """One place of one family. `flow`: requests that split here, tokens lost."""
+    """One place of one family. `flow`: requests that split here, tokens lost, and the variance of these, since of
+    w requests that a sample stands for w - 1 were not looked at. It begins with the sample before the first split."""
 
     path: str
     start: int  # in the canonical stream
@@ -80,14 +81,14 @@ def find(
         if row is None:
             if len(family.leaks) >= MOST_LEAKS:
                 del family.leaks[min(family.leaks, key=lambda k: family.leaks[k].flow.sums[1])]
-            row = family.leaks[key] = LeakRow(path, place.start, 0, 0, Flow(2, now))
+            row = family.leaks[key] = LeakRow(path, place.start, 0, 0, Flow(3, family.looked_at))
         if split.how is How.VALUE or place.start <= row.start:  # of an order the first place that ever changed
             row.path, row.start = path, place.start
             row.offset, row.chunk = place.start - place.begin, place.start // CHUNK_BYTES
         row.samples += 1
         row.votes[place.kind] += weight
         tokens = lost * sample.tokens_per_byte
-        row.flow.add(now, weight, weight * tokens)
+        row.flow.add(now, weight, weight * tokens, weight * (weight - 1) * tokens**2)
         family.flow.add(now, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, weight * tokens)
         rows.append((row, weight * tokens))
     return rows

@@ -7,6 +7,7 @@ differ are what prompts are made of.
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
 from policies.families import QUANTITIES, Families, Family
@@ -34,7 +35,7 @@ def report(families: Families, now: float) -> dict[str, Any]:
 
 def leaks(family: Family, row: LeakRow) -> bool:
     """Whether a split is worth telling."""
-    requests, lost = row.flow.sums
+    requests, lost, _ = row.flow.sums
     if row.samples < LEAST_SAMPLES or requests <= 0 or lost < LEAST_TOKENS * requests:
         return False
     if row.kind is not Leak.TEXT:
@@ -63,7 +64,8 @@ def family(family: Family, now: float) -> dict[str, Any]:
 
 
 def leak(family: Family, row: LeakRow, now: float) -> dict[str, Any]:
-    requests, lost = row.flow.per_hour(now)
+    requests, lost, _ = row.flow.per_hour(now)
+    error = sqrt(row.flow.sums[2]) / row.flow.sums[1] if row.flow.sums[1] else 0.0
     told: dict[str, Any] = {
         "family": family.id,
         "model": family.model,
@@ -76,6 +78,7 @@ def leak(family: Family, row: LeakRow, now: float) -> dict[str, Any]:
         "requests_per_hour": round(requests, 1),
         "lost_tokens_per_request": round(lost / requests) if requests else 0,
         "lost_tokens_per_hour": round(lost),
+        "lost_error": round(error, 3),  # standard error as a share; 0 where every request was looked at
         "advice": ADVICE[row.kind],
     }
     if row.around is not None:

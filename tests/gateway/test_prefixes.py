@@ -151,6 +151,7 @@ def test_a_journal_is_added_up_afterwards(tmp_path: Path) -> None:
     (row,) = read["leaks"]
     assert (row["family"], row["kind"], row["samples"]) == ("f3", "uuid", 10)
     assert (row["requests_per_hour"], row["lost_tokens_per_request"], row["lost_tokens_per_hour"]) == (40, 450, 18_000)
+    assert row["lost_error"] == 0.224  # ten samples that stand for two requests each: 1 / sqrt(20)
     assert read["passed_over"] == 2
     shown = command(str(journal)).output
     assert "f3      uuid  messages[0].content" in shown

@@ -88,6 +88,19 @@ def test_a_time_in_the_system_prompt_costs_the_whole_conversation() -> None:
     assert row["lost_tokens_per_request"] > 2 * len(RULES) / 4
 
 
+def test_a_leak_is_told_at_its_rate_from_the_first_minute_on_and_when_it_comes_later() -> None:
+    g = Gateway()
+    for n in range(10):
+        g.asks(f"It is 10:{n:02}:07.\n{RULES}", f"question {n}")
+    assert g.report()["leaks"][0]["requests_per_hour"] == pytest.approx(3600, rel=0.01)
+    for n in range(300):
+        g.asks(OTHER, f"order {n}")
+    assert len(g.leaks()) == 1
+    for n in range(10):
+        g.asks(f"{OTHER}\nTrace {n:08x}-0b3f-4c1e-9a2b-7f5e3d1c0{n:03x}\n{SAFETY}\n{SAFETY[::-1]}", f"order {n}")
+    assert [round(row["lost_error"], 3) for row in g.report()["leaks"]] == [0.0] * len(g.leaks())
+
+
 def test_a_user_who_comes_back_has_lost_nothing() -> None:
     g = Gateway()
     names = ("Anna Berg", "Omar Haddad", "Mei Ito")
