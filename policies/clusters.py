@@ -12,7 +12,7 @@ Trade-off: at most `most` clusters; neighbouring blocks of time are then merged,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -32,6 +32,7 @@ class Contrast:
     se: float
     clusters: int
     reduced: float = 0.0  # share of variance taken out by the covariate
+    skew: float = 0.0  # of the estimate: third moment of its clusters over the standard error cubed
 
 
 @dataclass(slots=True)
@@ -147,8 +148,9 @@ def contrast(
     variance = scale * math.fsum(e * e for e in residuals.values())
     if rare and top in (GOOD, ERRORS) and variance < floor:  # that none failed is no proof that none ever will
         return Contrast(estimate, math.sqrt(floor), m)
+    plain = Contrast(estimate, math.sqrt(variance), m, skew=_skew(residuals.values()))
     if not adjust or abs(math.fsum(c for _, c in tables)) > 1e-9 or bottom != REQUESTS:
-        return Contrast(estimate, math.sqrt(variance), m)
+        return plain
     moved = 0.0
     sized = []
     for rows, c in tables:
@@ -159,12 +161,19 @@ def contrast(
     known = _residuals(sized, SIZE, REQUESTS)
     spread = math.fsum(x * x for x in known.values())
     if spread <= 0.0 or m < 8:
-        return Contrast(estimate, math.sqrt(variance), m)
+        return plain
     slope = math.fsum(e * known[j] for j, e in residuals.items()) / spread
-    left = m / (m - 2) * math.fsum((e - slope * known[j]) ** 2 for j, e in residuals.items())
+    rest = [e - slope * known[j] for j, e in residuals.items()]
+    left = m / (m - 2) * math.fsum(e * e for e in rest)
     if left >= variance:
-        return Contrast(estimate, math.sqrt(variance), m)
-    return Contrast(estimate - slope * moved, math.sqrt(left), m, 1.0 - left / variance)
+        return plain
+    return Contrast(estimate - slope * moved, math.sqrt(left), m, 1.0 - left / variance, _skew(rest))
+
+
+def _skew(residuals: Collection[float]) -> float:
+    """Between -1 and 1, the ends where one cluster makes the whole spread."""
+    square = math.fsum(e * e for e in residuals)
+    return math.fsum(e**3 for e in residuals) / square**1.5 if square > 0.0 else 0.0
 
 
 def _residuals(parts: Sequence[tuple[Mapping[int, Row], float, float]], top: int, bottom: int) -> dict[int, float]:

@@ -127,3 +127,19 @@ def test_what_never_failed_is_as_sure_as_its_number_of_requests_and_no_surer() -
     assert found.estimate == 0.0
     # (300 + 2) of (300 + 4), twice
     assert found.se == pytest.approx((2 * (302 / 304) * (2 / 304) / 300) ** 0.5)
+
+
+def test_one_bad_block_makes_the_difference_skewed() -> None:
+    def skew(bad: int) -> float:
+        clusters = Clusters()
+        for block in range(20):
+            for _ in range(50):
+                clusters.add((0, 0), block, block >= bad, False, None, 0.0)
+                clusters.add((1, 0), block, True, False, None, 0.0)
+        found = contrast(clusters, {(1, 0): 1.0, (0, 0): -1.0})
+        assert found is not None
+        return round(found.skew, 2)
+
+    assert skew(bad=1) == 0.92  # more such blocks would make the difference larger
+    assert skew(bad=10) == 0.0
+    assert skew(bad=19) == -0.92

@@ -43,6 +43,37 @@ def test_looking_a_thousand_times_misses_the_truth_in_at_most_one_run_of_twenty(
     assert fooled / 400 > 0.3
 
 
+def test_an_interval_reaches_further_where_more_rare_blocks_would_have_pulled_it() -> None:
+    bounds = {
+        skew: (round(found.low, 4), round(found.high, 4))
+        for skew in (0.0, 0.05, 0.3, -0.3)
+        if (found := anytime(Contrast(0.1, 0.02, 30, skew=skew), 2500.0)) is not None
+    }
+    assert bounds == {
+        0.0: (0.0333, 0.1667),
+        0.05: (0.0333, 0.1667),  # less than symmetric ones show by chance
+        0.3: (0.0333, 0.1986),
+        -0.3: (0.0014, 0.1667),
+    }
+
+
+def test_a_heavy_tail_is_covered_though_most_runs_have_not_seen_it() -> None:
+    """Thirty blocks of a lognormal distribution, the truth of which is in its few largest."""
+    truth, covered = math.exp(0.5 * 1.5**2), {"symmetric": 0, "skewed": 0}
+    for seed in range(400):
+        rng = random.Random(seed)
+        blocks = [rng.lognormvariate(0.0, 1.5) for _ in range(30)]
+        mean = math.fsum(blocks) / 30
+        rest = [(x - mean) / 30 for x in blocks]
+        square = math.fsum(e * e for e in rest)
+        skew = math.fsum(e**3 for e in rest) / square**1.5
+        for name, taken in (("symmetric", 0.0), ("skewed", skew)):
+            found = anytime(Contrast(mean, math.sqrt(square * 30 / 29), 30, skew=taken), 0.3)
+            assert found is not None
+            covered[name] += found.low <= truth <= found.high
+    assert covered == {"symmetric": 365, "skewed": 395}
+
+
 def test_few_units_widen_an_interval_and_fewer_give_none() -> None:
     wide, narrow = (anytime(Contrast(0.1, 0.02, n), 2500.0) for n in (10, 1000))
     assert wide is not None
