@@ -41,22 +41,22 @@ class Truth:
     fresh_scrapes: bool = True
 
 
-class TrueAffinity(Affinity):
-    """Looks into the engines' caches instead of believing an index."""
+class TrueCaches:
+    """Looks into the engines' caches instead of believing the index of `known`."""
 
     def __init__(self, known: Affinity, simulation: Simulation) -> None:
-        self.__dict__.update(known.__dict__)
+        self._known = known
         self._simulation = simulation
 
     def look(self, request: Request, now: float) -> Look:
-        look = super().look(request, now)
+        look = self._known.look(request, now)
         row = self._simulation.flights[request.id].row
         size = self._simulation.schedule.block_tokens
         for replica in self._simulation.replicas.values():
             pool = replica.engine.pool
             whole = (row.prompt_tokens - 1) // replica.engine.block
             found = pool.match(row.blocks, whole).blocks * replica.engine.block
-            look.cached_tokens[self.index.slot(replica.id)] = float(min(found, len(row.blocks) * size))
+            look.cached_tokens[self._known.index.slot(replica.id)] = float(min(found, len(row.blocks) * size))
         return look
 
 
@@ -117,9 +117,7 @@ def run(
 
 
 def _open_eyes(core: Balancer, simulation: Simulation) -> None:
-    true = TrueAffinity(core.dispatcher.affinity, simulation)
-    core.dispatcher.affinity = true
-    core.dispatcher.sight.affinity = true
+    core.dispatcher.sight.ask = TrueCaches(core.dispatcher.affinity, simulation).look
 
 
 def _around(best: tuple[int, float, Outcomes] | None) -> tuple[float, ...]:

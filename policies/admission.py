@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from typing import Final
 
-MEMORY = 0.998  # per arrival: about 500 requests
-AIM, LEAST_AIM = 0.88, 0.8  # of the bound, at first and at least: refusals come in bursts, and some are not planned
-REACHED = 0.95  # of the bound the worst quartile should come to; the aim follows
-RAISE, LOWER = 1.002, 0.998  # of the aim, each time thresholds are set
-HEAVY_SHED = 0.4  # average shed share above which the second bound holds
-WORST_TO_BEST = 0.35  # served share of the worst quartile against the best: 0.3 and room for those served late
+MEMORY: Final = 0.998  # per arrival: about 500 requests
+AIM: Final = 0.88  # of the bound, at first and at least: refusals come in bursts, and some are not planned
+LEAST_AIM: Final = 0.8
+REACHED: Final = 0.95  # of the bound the worst quartile should come to; the aim follows
+RAISE: Final = 1.002  # of the aim, each time thresholds are set
+LOWER: Final = 0.998
+HEAVY_SHED: Final = 0.4  # average shed share above which the second bound holds
+WORST_TO_BEST: Final = 0.35  # served share of the worst quartile against the best: 0.3 and room for those served late
 
 
 class Why(Enum):
@@ -38,6 +41,7 @@ class SizeFairness:
         self._recent: deque[int] = deque(maxlen=512)
         self._edges: tuple[int, int, int] | None = None
         self._until_sort = 0
+        self._refusals = False  # there was one
         self.offered = [0.0] * 4
         self.shed = [0.0] * 4  # for whatever reason
         self.unpriced = [0.0] * 4  # of these, the ones that no price chose
@@ -58,15 +62,15 @@ class SizeFairness:
             n = len(ordered)
             self._edges = (ordered[n // 4], ordered[n // 2], ordered[(3 * n) // 4])
             self._until_sort = min(32, max(1, n // 4))
-        offered, shed, unpriced = self.offered, self.shed, self.unpriced
-        for i in (0, 1, 2, 3):
-            offered[i] *= MEMORY
-            shed[i] *= MEMORY
-            unpriced[i] *= MEMORY
-        offered[self.quartile(prompt_tokens)] += 1.0
+        _fade(self.offered)
+        if self._refusals:  # else they are zero
+            _fade(self.shed)
+            _fade(self.unpriced)
+        self.offered[self.quartile(prompt_tokens)] += 1.0
 
     def refused(self, prompt_tokens: int, *, priced: bool = False) -> None:
         quartile = self.quartile(prompt_tokens)
+        self._refusals = True
         self.shed[quartile] += 1.0
         if not priced:
             self.unpriced[quartile] += 1.0
@@ -97,6 +101,11 @@ class SizeFairness:
         average += sum(self.unpriced) / max(sum(self.offered), 1.0)
         least = 1.0 + unpriced - self.aim * self.bound * average
         return max(least, WORST_TO_BEST * best) if average > HEAVY_SHED else least
+
+
+def _fade(quartiles: list[float]) -> None:
+    a, b, c, d = quartiles
+    quartiles[:] = (a * MEMORY, b * MEMORY, c * MEMORY, d * MEMORY)
 
 
 class StickyRefusals:

@@ -10,13 +10,14 @@ Own decisions count at once (siblings of a burst find each other), other gateway
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from policies.feedback import BytesPerToken, Precision
 from policies.homes import Homes, Placement
 from policies.index import PrefixIndex
 from policies.model import Request, Usage
 
-CHUNK_BYTES = 256
+CHUNK_BYTES: Final = 256
 
 
 class Look:
@@ -33,16 +34,19 @@ class Look:
         trust: list[float],
         per_chunk: float,
     ) -> None:
-        self._homes, self._request, self._now = homes, request, now
+        self._homes = homes
+        self._request = request
+        self._now = now
         self._key: int | None = None
         self._per_chunk = per_chunk
-        self._most = most = max(0.0, request.prompt_tokens - 1.0)  # the engine computes at least the last token
+        most = request.prompt_tokens - 1.0  # the engine computes at least the last token
+        self._most = most = most if most > 0.0 else 0.0
         self.depths = depths  # chunks
-        # expected, precision applied
-        self.cached_tokens = [
-            (claimed if (claimed := depth * per_chunk) < most else most) * share if depth > 0 else 0.0
-            for depth, share in zip(depths, trust, strict=True)
-        ]
+        cached = self.cached_tokens = [0.0] * len(depths)  # expected, precision applied
+        for slot, depth in enumerate(depths):
+            if depth > 0:
+                claimed = depth * per_chunk
+                cached[slot] = (claimed if claimed < most else most) * trust[slot]
 
     def claimed(self, slot: int) -> float:
         """Cached tokens as the index claims."""

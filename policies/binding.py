@@ -1,17 +1,17 @@
 """Late binding: requests wait here, where they can be ordered, moved or refused, and not in an engine's queue.
 
-A replica has room when it is out of pacing debt, has at most `backlog_s` of prefill left to do and the KV fits. A
-request is decided on arrival, and again whenever room appears, in the queue's order: feasible replicas first, then the
-policy's choice; when the chosen replica has no room it is parked there and waits (a warm replica soon free may be
-better than a cold one now; what is parked counts as that replica's backlog for everybody else). At its latest start
-it is refused, or sent anyway if its class may not be shed. Under overload what costs most is refused at arrival
-(`price.py`); dropping held requests by the same rule (Moore-Hodgson over the queue) was measured and is worse.
+A request is decided on arrival, and again whenever room appears (`room.py`), in the queue's order: feasible replicas
+first, then the policy's choice; when the chosen replica has no room it is parked there and waits (a warm replica soon
+free may be better than a cold one now; what is parked counts as that replica's backlog for everybody else). At its
+latest start it is refused, or sent anyway if its class may not be shed. Under overload what costs most is refused at
+arrival (`price.py`); dropping held requests by the same rule (Moore-Hodgson over the queue) was measured and is worse.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+from typing import Final
 
 from policies.admission import SizeFairness, StickyRefusals, Why
 from policies.dispatching import Dispatcher
@@ -20,17 +20,14 @@ from policies.model import Abort, Choice, Decision, Hold, Outcome, Shed, Usage
 from policies.predictor import LARGEST_MARGIN
 from policies.price import Price
 from policies.queue import HeldQueue
+from policies.room import Room
 from policies.settings import Settings
-from policies.tracked import Tracked
+from policies.tracked import NEVER, Tracked
 from policies.working_set import WorkingSet
 
-LOOK_AGAIN_S = 0.25  # a parked request is decided again at least this often while somebody has room
-FILL_STARTS, FILL_STOPS = 0.45, 0.3  # least TPOT slack, as a share of the objective, beside work that only fills
-LOOKS = 8  # decisions at most for one place: bounds the cost of a wake
-TAKEN_BACK = 2  # times at most for one request: its prefill is lost each time
-FLOOD_BACKLOG = 0.2  # share of the backlog beside which a tenant above its fair share may add its work
-FLOOD_SLACK = 0.25  # least TPOT slack for that, as a share of the objective
-NEVER = float("inf")
+LOOK_AGAIN_S: Final = 0.25  # a parked request is decided again at least this often while somebody has room
+LOOKS: Final = 8  # decisions at most for one place: bounds the cost of a wake
+TAKEN_BACK: Final = 2  # times at most for one request: its prefill is lost each time
 
 
 class LateBinding:
@@ -38,9 +35,12 @@ class LateBinding:
 
     def __init__(self, dispatcher: Dispatcher, settings: Settings, rng: random.Random) -> None:
         self.dispatcher = dispatcher
+        self.fleet, self.sight = dispatcher.fleet, dispatcher.sight
+        self.margins, self.outputs = dispatcher.margins, dispatcher.outputs
         self.settings = settings
         self.rng = rng
         self.queue = HeldQueue()
+        self.room = Room(self.queue, settings)
         self.fairness = SizeFairness(settings.size_fairness)
         self.price = Price(self.fairness)
         self.part = 1.0  # of the fleet that is ours to fill, beside other gateways
@@ -50,41 +50,45 @@ class LateBinding:
         self._expiry: list[tuple[float, int, Tracked]] = []
         self._expiry_seq = 0
 
+    def configure(self, settings: Settings) -> None:
+        self.settings = self.room.settings = settings
+        self.fairness.bound = settings.size_fairness
+
     # -- arrival and retry -------------------------------------------------------------------------------------
 
     def arrive(self, tracked: Tracked, now: float) -> list[Decision]:
         """Decides a request that is neither held nor out; a refused one is the caller's to forget (`Shed`)."""
-        request = tracked.request
+        request, settings, queue = tracked.request, self.settings, self.queue
         first = tracked.attempts == 0
         if first:
             self.fairness.arrived(request.prompt_tokens)
-        pool = self.dispatcher.fleet.pool(request)
-        if tracked.attempts >= self.settings.max_attempts or not pool.replicas:
+        pool = self.fleet.pool(request)
+        if tracked.attempts >= settings.max_attempts or not pool.replicas:
             return [self.refuse(tracked, "no_replica", now)]
-        sheddable = tracked.service_class.sheddable
-        if first and self.settings.admission and sheddable:
-            if self.queue.count and self.sticky.refused(request.session, now):
+        may_refuse = settings.admission and tracked.service_class.sheddable
+        if first and may_refuse:
+            if queue.count and self.sticky.refused(request.session, now):
                 return [self.refuse(tracked, "infeasible", now, Why.NOW)]
-            if self.queue.count >= self.settings.max_held or self.queue.bytes >= self.settings.max_held_bytes:
+            if queue.count >= settings.max_held or queue.bytes >= settings.max_held_bytes:
                 return [self.refuse(tracked, "queue_full", now)]
-        before: list[Decision] = self.drain(now) if self.queue.count else []
+        before: list[Decision] = self.drain(now) if queue.count else []
         choice = self._choose(tracked, pool, now)
         self._set_latest_start(tracked, pool)
-        tight = self.settings.admission and sheddable and now > tracked.latest_start
+        tight = may_refuse and now > tracked.latest_start
         if tight and tracked.tried:  # it was let in and a replica failed it: late is better than an error
             return [*before, self._send_least_late(tracked, pool, now)]
         if tight and (choice := self._just_in_time(tracked, pool, now)).replica_id is None:
-            best = self.dispatcher.sight.best_start_s
-            margin = self.dispatcher.margins.bound(request.service_class, best) - best
+            best = self.sight.best_start_s
+            margin = self.margins.bound(request.service_class, best) - best
             why = Why.HOPELESS if tracked.latest_start + margin < request.received_at else Why.NOW
             return [*before, self.refuse(tracked, "infeasible", now, why, best if why is Why.HOPELESS else None)]
-        if first and self.settings.admission and sheddable and not tracked.service_class.fill_only:
+        if first and may_refuse and not tracked.service_class.fill_only:
             cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
             if self.price.due(now):
                 self.price.set(self._capacity(pool, now), now, sum([r.parked_s for r in pool.open]))
             if self.price.too_dear(request.prompt_tokens, cost, request.tenant, now):
                 return [*before, self.refuse(tracked, "infeasible", now, Why.PRICED)]
-        if first and self.settings.working_set and not self.working_set.alive(request):
+        if first and settings.working_set and not self.working_set.alive(request):
             tracked.newcomer = request.prompt_tokens > self._newcomers_room(pool, now)
         if not tracked.newcomer:
             decisions, sent = self._send_if_room(tracked, pool, choice, now)
@@ -146,23 +150,23 @@ class LateBinding:
             return []
         decisions = self._expire(now)
         looks = LOOKS
-        while looks > 0 and self.queue.count and self._anyone_has_room(now):
+        while looks > 0 and self.queue.count and (open_to := self._with_room(now)):
             sent = False
             made: list[Decision] = []
             room: dict[int, float] = {}  # for newcomers, by pool
             for tracked in self.queue.in_order(now):
                 if tracked.newcomer:
-                    pool = self.dispatcher.fleet.pool(tracked.request)
+                    pool = self.fleet.pool(tracked.request)
                     if id(pool) not in room:
                         room[id(pool)] = self._newcomers_room(pool, now)
                     if tracked.request.prompt_tokens > room[id(pool)]:
                         continue
                     tracked.newcomer = False
                 wanted = tracked.preferred
-                if wanted is not None and not self._basic_room(wanted, now) and now - tracked.looked_at < LOOK_AGAIN_S:
+                if wanted is not None and wanted.id not in open_to and now - tracked.looked_at < LOOK_AGAIN_S:
                     continue
                 looks -= 1
-                pool = self.dispatcher.fleet.pool(tracked.request)
+                pool = self.fleet.pool(tracked.request)
                 choice = self._choose(tracked, pool, now)
                 made, sent = self._send_if_room(tracked, pool, choice, now)
                 decisions += made
@@ -183,12 +187,8 @@ class LateBinding:
         while self._expiry and not self._expiry[0][2].held:
             heapq.heappop(self._expiry)
         soonest = self._expiry[0][0] if self._expiry else NEVER
-        for replica in self.dispatcher.fleet.replicas.values():
-            ready = max(now, replica.closed_until)
-            if self.settings.pacing and replica.streams(now):
-                ready = max(ready, now + replica.pace.wait(now))
-            if self.settings.admission:
-                ready = max(ready, now + replica.ahead_s(now) - self._backlog_s(replica, now))
+        for replica in self.fleet.replicas.values():
+            ready = self.room.ready_at(replica, now)
             soonest = min(soonest, ready) if ready > now else soonest
         return max(soonest, now + 0.001)
 
@@ -198,7 +198,7 @@ class LateBinding:
             _, _, tracked = heapq.heappop(self._expiry)
             if not tracked.held or tracked.latest_start > now:
                 continue
-            pool = self.dispatcher.fleet.pool(tracked.request)
+            pool = self.fleet.pool(tracked.request)
             if not self.settings.admission or not tracked.service_class.sheddable or tracked.tried:
                 decisions.append(self._send_least_late(tracked, pool, now))
                 continue
@@ -210,13 +210,13 @@ class LateBinding:
         """The last chance before a refusal: one with room, in time if the prediction holds without its margin. Margins
         are for queues: one learnt under load would refuse the longest prompts to a fleet at its ease; and who waits
         for streams to recover, since it harms least there, may wait in vain."""
-        request, sight = tracked.request, self.dispatcher.sight
+        request, sight = tracked.request, self.sight
         due = NEVER if request.deadline is None else request.deadline - self._decode_s(tracked, pool)
         due = due if request.ttft_deadline is None else min(due, request.ttft_deadline)
         if due == NEVER or tracked.newcomer:
             return Choice(None)
         sight.look(pool, tracked, now)
-        sight.hide(pool, [r for r in pool.open if now + r.ttft_s > due or not self._basic_room(r, now)])
+        sight.hide(pool, [r for r in pool.open if now + r.ttft_s > due or not self.room.has(r, now)])
         return self.dispatcher.policy.choose(tracked.request, pool.view, now)
 
     def _send_least_late(self, tracked: Tracked, pool: Pool, now: float) -> Decision:
@@ -233,38 +233,36 @@ class LateBinding:
     # -- one request -------------------------------------------------------------------------------------------
 
     def _choose(self, tracked: Tracked, pool: Pool, now: float, feasible_only: bool = True) -> Choice:
-        self.dispatcher.sight.look(pool, tracked, now)
-        deadline = tracked.request.ttft_deadline
-        if self.settings.admission and feasible_only and deadline is not None:
+        sight, request = self.sight, tracked.request
+        sight.look(pool, tracked, now)
+        deadline = request.ttft_deadline
+        if deadline is not None and feasible_only and self.settings.admission:
             left = deadline - now
-            if self.dispatcher.sight.worst_ttft_s * LARGEST_MARGIN > left:
-                margins, name = self.dispatcher.margins, tracked.request.service_class
+            if sight.worst_ttft_s * LARGEST_MARGIN > left:
+                margins, name = self.margins, request.service_class
                 late = [r for r in pool.open if r.view.available and margins.bound(name, r.ttft_s) > left]
                 if late and len(late) < len(pool.open):
-                    self.dispatcher.sight.hide(pool, late)
-        return self.dispatcher.policy.choose(tracked.request, pool.view, now)
+                    sight.hide(pool, late)
+        return self.dispatcher.policy.choose(request, pool.view, now)
 
     def _send_if_room(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> tuple[list[Decision], bool]:
         """What that takes (its dispatch, and before it what makes way), and whether it was sent."""
         if choice.replica_id is None:
             return [], False
-        replica = self.dispatcher.fleet.replicas[choice.replica_id]
+        room, replica, request = self.room, self.fleet.replicas[choice.replica_id], tracked.request
         fill = tracked.service_class.fill_only
         made: list[Decision] = []
         if replica.fill and not fill and self.settings.admission:
             made = self._take_back(replica, now)  # the engine would prefill it first
-        if not self._basic_room(replica, now) or (fill and not self._spare(replica, tracked, now)):
+        if not room.has(replica, now) or (fill and not room.spare(replica, tracked, now)):
             return made, False
-        if self.price.floods(tracked.request.tenant) and not self._left_over(replica, tracked, now):
+        if self.price.floods(request.tenant) and not room.left_over(replica, now):
             return made, False
-        request, ledger = tracked.request, replica.ledger
-        need = replica.view.uncached_tokens + self.dispatcher.outputs.expected(
-            request.service_class, request.max_tokens, request.expected_tokens
-        )
-        if ledger.in_flight and not replica.kv.fits(need, ledger.kv_tokens, now, self.settings, batch=fill):
+        output = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
+        if not room.fits(tracked, replica, output, now):
             return made, False
         if made:
-            replica.engine_ttft_s = replica.prefill.overhead_s + ledger.backlog_s(now) + replica.service_s
+            replica.engine_ttft_s = replica.prefill.overhead_s + replica.ledger.backlog_s(now) + replica.service_s
         made.append(self._send(tracked, pool, choice, now))
         return made, True
 
@@ -283,43 +281,9 @@ class LateBinding:
         capacity = sum([r.kv.capacity or 0.0 for r in pool.open], 0.0) if self.working_set.enforced else 0.0
         return self.working_set.headroom(capacity, now)
 
-    def _basic_room(self, replica: Replica, now: float) -> bool:
-        """Room for anything at all; the KV of one request is checked apart."""
-        if replica.down or now < replica.closed_until:
-            return False
-        if self.settings.pacing and replica.streams(now) and replica.pace.wait(now) > 0.0:
-            return False
-        idle = replica.peers is None and not replica.ledger.prefilling
-        return idle or not self.settings.admission or replica.ahead_s(now) <= self._backlog_s(replica, now)
-
-    def _backlog_s(self, replica: Replica, now: float) -> float:
-        return self.settings.backlog_s * replica.ramp(now)
-
-    def _spare(self, replica: Replica, tracked: Tracked, now: float) -> bool:
-        """Room for work that only fills: nobody else waits for it, or its lane is below its floor."""
-        if now < tracked.not_before:
-            return False
-        lane = self.queue.lane(tracked.request.model, tracked.service_class)
-        if self.queue.starves(lane, now):
-            return True
-        if replica.awaited:
-            return False
-        ledger = replica.ledger
-        if ledger.prefilling and ledger.backlog_s(now) > 0.5 * self.settings.backlog_s:
-            return False
-        return not self.settings.pacing or not ledger.live_decodes or replica.pace.spare(FILL_STARTS)
-
-    def _left_over(self, replica: Replica, tracked: Tracked, now: float) -> bool:
-        """Room for a tenant above its fair share while others are within theirs: what those leave. Their next request
-        must find the engine nearly free and the streams with slack, so a flood neither queues there nor runs long."""
-        ledger = replica.ledger
-        if ledger.prefilling and ledger.backlog_s(now) > FLOOD_BACKLOG * self.settings.backlog_s:
-            return False
-        return not ledger.live_decodes or replica.pace.spare(FLOOD_SLACK)
-
     def make_way(self, replica: Replica, now: float) -> list[Decision]:
         """When its streams lose their slack, what only fills and has not answered yet makes way."""
-        if not replica.fill or not self.settings.admission or replica.pace.spare(FILL_STOPS):
+        if not replica.fill or not self.settings.admission or not self.room.must_clear(replica):
             return []
         return self._take_back(replica, now)
 
@@ -340,14 +304,16 @@ class LateBinding:
             decisions.append(Abort(tracked.request.id, "taken_back", requeue=True))
         return decisions
 
-    def _anyone_has_room(self, now: float) -> bool:
-        return any(self._basic_room(r, now) for r in self.dispatcher.fleet.replicas.values())
+    def _with_room(self, now: float) -> set[str]:
+        """Ids of the replicas that have some; until something is sent there that is so for all who wait."""
+        room = self.room
+        return {r.id for r in self.fleet.replicas.values() if room.has(r, now)}
 
     def _park(self, tracked: Tracked, choice: Choice, now: float) -> None:
         self._unpark(tracked)
         tracked.looked_at = now
         if choice.replica_id is not None:
-            replica = self.dispatcher.fleet.replicas[choice.replica_id]
+            replica = self.fleet.replicas[choice.replica_id]
             tracked.preferred, tracked.parked_s = replica, replica.service_s
             replica.parked_s += tracked.parked_s
             replica.awaited += not tracked.service_class.fill_only
@@ -363,10 +329,9 @@ class LateBinding:
 
     def _set_latest_start(self, tracked: Tracked, pool: Pool) -> None:
         """Deadline minus margin x the best service any open replica offers; from the views of the last look."""
-        request = tracked.request
-        best = self.dispatcher.sight.best_start_s
-        tracked.service_s = self.dispatcher.sight.best_service_s
-        margined = self.dispatcher.margins.bound(request.service_class, best) if self.settings.admission else 0.0
+        request, sight = tracked.request, self.sight
+        tracked.service_s = sight.best_service_s
+        margined = self.margins.bound(request.service_class, sight.best_start_s) if self.settings.admission else 0.0
         latest = request.received_at + self.settings.default_max_wait_s
         if request.ttft_deadline is not None:
             latest = min(latest, request.ttft_deadline - margined)
@@ -380,7 +345,7 @@ class LateBinding:
         request = tracked.request
         if not request.generates:
             return 0.0
-        tokens = self.dispatcher.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
+        tokens = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
         return tokens * min((r.view.predicted_tpot_s for r in pool.open), default=0.0)
 
     def _due(self, tracked: Tracked) -> float:
@@ -393,7 +358,7 @@ class LateBinding:
     def _retry_after(self, tracked: Tracked, now: float) -> float:
         """Predicted drain of what is held and of what was too much lately (all who were refused may return), with 20 %
         jitter so that they do not return together."""
-        pool = self.dispatcher.fleet.pool(tracked.request)
+        pool = self.fleet.pool(tracked.request)
         ahead = sum([r.parked_s + r.ledger.backlog_s(now) for r in pool.replicas], 0.0)
         drain = ahead / capacity if (capacity := self._capacity(pool, now)) > 0.0 else 1.0
         return max(1.0, drain + self.price.excess_s) * self.rng.uniform(0.8, 1.2)

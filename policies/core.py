@@ -11,39 +11,32 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from policies.binding import LateBinding
 from policies.classes import by_name
 from policies.dispatching import Dispatcher
-from policies.fleet_state import Replica
 from policies.model import (
     Abort,
     Added,
     Alternative,
     Choice,
     Decision,
-    Draining,
-    Ejected,
     FleetEvent,
     Outcome,
-    PeerLoad,
     Pulse,
-    Removed,
     Request,
-    Restarted,
-    Returned,
-    Scraped,
     ServiceClass,
     Shed,
     Usage,
 )
 from policies.policy import RoutingPolicy
+from policies.roster import Roster
 from policies.settings import Settings, chosen
 from policies.tracked import Tracked
 
-LEAST_PART = 0.05  # of the fleet that a gateway counts on, however little it is asked for
-BACKPRESSURE_S = 0.25  # a replica that refused for load gets nothing for this long
+LEAST_PART: Final = 0.05  # of the fleet that a gateway counts on, however little it is asked for
+BACKPRESSURE_S: Final = 0.25  # a replica that refused for load gets nothing for this long
 
 
 class Balancer:
@@ -65,6 +58,7 @@ class Balancer:
         self.dispatcher = Dispatcher(policy, settings)
         self.fleet = self.dispatcher.fleet
         self.binding = LateBinding(self.dispatcher, settings, rng or random.Random(0))
+        self.roster = Roster(self.dispatcher, self.binding)
         self._open: dict[str, Tracked] = {}
         self._deadlines: list[tuple[float, str, Tracked]] = []  # of dispatched requests
         self._now = 0.0
@@ -178,47 +172,18 @@ class Balancer:
     def fleet_event(self, event: FleetEvent, now: float) -> list[Decision]:
         """Events about replicas that are not (or no longer) there are ignored, except that Added adds them."""
         self._now = now
-        replica = self.fleet.replicas.get(event.replica_id)
-        match event:
-            case Added():
-                replica = self._added(event, replica, now)
-            case _ if replica is None:
-                return []
-            case Removed():
-                self._lost(replica)
-                self.binding.forget_preferences(replica)
-                self.dispatcher.affinity.remove(replica.id)
-                self.fleet.remove(replica.id)
-            case Draining():
-                replica.draining = event.draining
-            case Ejected():
-                replica.ejected, replica.statistical = True, event.statistical
-            case Returned():
-                replica.ejected = replica.statistical = False
-                replica.closed_until = now
-            case Restarted():
-                self._lost(replica)
-            case Scraped():
-                self._scraped(replica, event)
-            case PeerLoad():
-                replica.peers = event
-                replica.pace.spent_elsewhere(event.spent_s, now)
-                replica.changed(now)
-                if not replica.pulsed.live and event.live:  # nobody else pulses here
-                    replica.pace.pulse(replica.everyones(Pulse(), now), replica.decode, self.settings, now)
-        if not isinstance(event, Scraped | PeerLoad):
-            self.fleet.refresh()
-            if replica.down or replica.ejected:
-                self.binding.forget_preferences(replica)
+        if not self.roster.apply(event, now):
+            return []
         self.policy.observe(event, now)
         return self._moved(now)
 
     def configure(self, settings: Settings, now: float) -> list[Decision]:
         """New settings; ledgers, fits, the queue and open requests stay."""
         self._now = now
-        self.settings = self.dispatcher.settings = self.binding.settings = settings
-        self.dispatcher.sight.holds = settings.holds
-        self.binding.fairness.bound = settings.size_fairness
+        self.settings = settings
+        self.dispatcher.configure(settings)
+        self.binding.configure(settings)
+        self._see_all(now)
         self.fleet.panic_share = settings.panic_share
         self.fleet.refresh()
         return self._moved(now)
@@ -235,6 +200,7 @@ class Balancer:
         self._now = now
         self.policy = policy
         self.dispatcher.use(policy)
+        self._see_all(now)
         for r in self.fleet.replicas.values():
             policy.observe(Added(r.id, r.models, r.adapters_served, r.view.weight, r.view.role), now)
 
@@ -350,13 +316,18 @@ class Balancer:
             return self._settle(self.binding.arrive(tracked, now))
         pool = self.fleet.pool(tracked.request)
         if tracked.attempts < self.settings.max_attempts and pool.replicas:
-            if self.dispatcher.blind:
+            if self.dispatcher.by_count:
                 sent = self.dispatcher.send_by_count(tracked, pool, now)
                 return [sent] if sent is not None else self._settle([self.binding.refuse(tracked, "no_replica", now)])
             choice = self.dispatcher.choose(tracked, pool, now)
             if choice.replica_id is not None:
                 return [self.dispatcher.dispatch(tracked, pool, choice, now)]
         return self._settle([self.binding.refuse(tracked, "no_replica", now)])
+
+    def _see_all(self, now: float) -> None:
+        """Views in full, of which a blind policy may have read only the counts until now."""
+        for replica in self.fleet.replicas.values():
+            replica.changed(now)
 
     def _moved(self, now: float) -> list[Decision]:
         """Something changed that may let held requests go."""
@@ -367,32 +338,3 @@ class Balancer:
             if isinstance(decision, Shed):
                 del self._open[decision.request_id]
         return decisions
-
-    def _added(self, event: Added, known: Replica | None, now: float) -> Replica:
-        if known is not None:  # new models or weight; what runs there stays
-            known.described(event)
-            return known
-        slot = self.dispatcher.affinity.add(event.replica_id, event.weight, event.kv_capacity_tokens)
-        return self.fleet.add(event, slot, now)
-
-    def _lost(self, replica: Replica) -> None:
-        """All that ran on it is gone; the shell will report each attempt as failed."""
-        replica.ledger.restart()
-        replica.changed(self._now)
-        replica.fill.clear()
-        replica.kv.restarted()
-        self.dispatcher.affinity.restarted(replica.id)
-
-    def _scraped(self, replica: Replica, event: Scraped) -> None:
-        was_down = replica.down
-        replica.scraped = replica.view.scraped = event
-        replica.kv.scraped(event, 0.5 * replica.ledger.answer_tokens, self.settings)
-        replica.changed(self._now)
-        if replica.kv.capacity is not None:
-            self.dispatcher.affinity.capacity(replica.id, replica.kv.capacity)
-        if event.adapters_running or event.adapters_waiting or event.max_adapters is not None:
-            loaded = frozenset(event.adapters_running) | frozenset(event.adapters_waiting)
-            replica.view.adapters = loaded
-            replica.view.adapter_room = event.max_adapters is None or len(loaded) < event.max_adapters
-        if replica.down != was_down:
-            self.fleet.refresh()

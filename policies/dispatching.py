@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import Final
 
 from policies.affinity import Affinity
 from policies.fleet_state import Fleet, Pool, Replica
@@ -19,7 +20,7 @@ from policies.settings import Settings
 from policies.sight import Sight
 from policies.tracked import Tracked
 
-ALONE = 1.1  # times what a request takes alone: up to that it did not queue
+ALONE: Final = 1.1  # times what a request takes alone: up to that it did not queue
 _SCORE = itemgetter(1)
 
 
@@ -27,8 +28,8 @@ class Dispatcher:
     """Owns what is learnt from dispatches: fits, margins, output lengths, prediction errors."""
 
     def __init__(self, policy: RoutingPolicy, settings: Settings) -> None:
-        self.use(policy)
         self.settings = settings
+        self.use(policy)
         self.fleet = Fleet(settings)
         self.affinity = Affinity(settings.prior_bytes_per_token)
         self.sight = Sight(self.affinity, settings)
@@ -41,6 +42,12 @@ class Dispatcher:
         self.policy = policy
         self.blind: bool = getattr(policy, "blind", False)
         self.listens = listens(policy)
+        self.by_count = self.blind and not self.settings.holds  # the fast lane
+
+    def configure(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sight.holds = settings.holds
+        self.by_count = self.blind and not settings.holds
 
     def send_by_count(self, tracked: Tracked, pool: Pool, now: float) -> Dispatch | None:
         """The fast lane of blind policies: the whole prompt is charged, nothing is predicted."""
@@ -54,9 +61,7 @@ class Dispatcher:
         service = tokens / replica.prefill.rate
         clocked = request.streams and request.generates
         output = float(request.expected_tokens) if request.generates else 0.0
-        charge = Charge(
-            tokens, service, tokens + output, now, 0.0, clocked, now + service, answer_tokens=output, looked=False
-        )
+        charge = Charge(tokens, service, tokens + output, now, 0.0, clocked, now + service, output, looked=False)
         replica.ledger.charge(request.id, charge)
         self._sent(tracked, replica, charge, now)
         return Dispatch(request.id, replica.id, choice.reason)
@@ -74,42 +79,51 @@ class Dispatcher:
         view, ledger = replica.view, replica.ledger
         uncached, ttft, service = view.uncached_tokens, replica.engine_ttft_s, replica.service_s
         output = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
-        prediction = Prediction(
-            ttft, view.predicted_tpot_s, int(uncached + 0.5), int(view.cached_tokens + 0.5), view.scraped_age_s
-        )
+        cached, answer, generates = view.cached_tokens, output, request.generates
+        if not generates:
+            answer = 0.0
         alternatives = self._alternatives(pool, replica, choice) if len(pool.open) > 1 else ()
         charge = Charge(
             uncached,
             service,
-            request.prompt_tokens + (output if request.generates else 0.0),
+            request.prompt_tokens + answer,
             now,
-            uncached * (view.cached_tokens + 0.5 * uncached),
-            request.streams and request.generates,
+            uncached * (cached + 0.5 * uncached),
+            generates and request.streams,
             now + ttft,
-            answer_tokens=output if request.generates else 0.0,
+            answer,
         )
         ledger.charge(request.id, charge)
         replica.kv.charge(uncached + output)
+        pace = replica.pace
         if request.streams:
-            replica.pace.enter(request.tpot_s)
+            pace.enter(request.tpot_s)
         if not replica.streams(now):
-            replica.pace.clear(now)
-        replica.pace.spend(service, now)
+            pace.clear(now)
+        pace.spend(service, now)
         assert self.sight.last is not None
         self.affinity.dispatched(request, replica.id, self.sight.last, choice.reason, service, now)
-        tracked.predicted_ttft_s, tracked.cached_tokens, tracked.service_s = ttft, view.cached_tokens, service
+        tracked.predicted_ttft_s, tracked.service_s = ttft, service
+        prediction = Prediction(ttft, view.predicted_tpot_s, int(uncached + 0.5), int(cached + 0.5), view.scraped_age_s)
         self._sent(tracked, replica, charge, now)
         return Dispatch(request.id, replica.id, choice.reason, prediction, alternatives)
 
     def _sent(self, tracked: Tracked, replica: Replica, charge: Charge, now: float) -> None:
-        replica.changed(now)
+        self._changed(replica, now)
         tracked.replica, tracked.charge, tracked.started = replica, charge, False
         tracked.attempts += 1
+        tracked.tried = (*tracked.tried, replica.id) if tracked.tried else (replica.id,)
         if tracked.service_class.fill_only:
             replica.fill[tracked.request.id] = tracked
-        tracked.tried = (*tracked.tried, replica.id)
         if self.listens:
             self.policy.observe(Dispatched(tracked.request, replica.id), now)
+
+    def _changed(self, replica: Replica, now: float) -> None:
+        """Its ledger did: brings the view up to date, as far as the policy reads it."""
+        if self.by_count:
+            replica.counted(now)
+        else:
+            replica.changed(now)
 
     def first_token(self, tracked: Tracked, now: float) -> None:
         replica, charge = tracked.replica, tracked.charge
@@ -121,12 +135,13 @@ class Dispatcher:
             replica.fill.pop(request.id, None)
         since = replica.ledger.busy_since(charge)
         done = replica.ledger.first_token(request.id, charge, now)
-        if done and now > since and all(c.clocked and c.looked for c in done):
+        if done and now > since and _tell(done):
             self._learn(replica, charge, done, since, now)
-        replica.changed(now)
+        self._changed(replica, now)
         ttft = now - charge.dispatched_at
         if charge.looked and charge.clocked and not charge.stale:
-            self.margins.observe(request.service_class, ttft, max(tracked.predicted_ttft_s, 1e-3))
+            predicted = tracked.predicted_ttft_s
+            self.margins.observe(request.service_class, ttft, predicted if predicted > 1e-3 else 1e-3)
             self.errors.observe(ttft, tracked.predicted_ttft_s)
         if self.listens:
             self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
@@ -134,7 +149,10 @@ class Dispatcher:
     def _learn(self, replica: Replica, charge: Charge, done: list[Charge], since: float, now: float) -> None:
         """One busy period that began at `since`. What took no longer than it would have taken alone did not queue,
         however many were out: engines batch short prompts, and the network is a pipeline."""
-        tokens, context = sum([c.uncached_tokens for c in done], 0.0), sum([c.context for c in done], 0.0)
+        tokens = context = 0.0
+        for c in done:
+            tokens += c.uncached_tokens
+            context += c.context
         latency = since <= charge.dispatched_at
         if not latency and len(done) == 1:
             alone = replica.prefill.overhead_s + charge.service_s
@@ -160,7 +178,7 @@ class Dispatcher:
         if done and charge.prefilling and not charge.clocked:
             self._bounded(tracked, replica, charge, now)
         replica.ledger.release(request.id, charge, now)
-        replica.changed(now)
+        self._changed(replica, now)
         if done and usage is not None and usage.completion_tokens:
             self.outputs.observe(request.service_class, usage.completion_tokens)
         if replica.fill:
@@ -184,10 +202,18 @@ class Dispatcher:
         ranked: Sequence[tuple[str, float]] = choice.scores or [(r.id, 0.0) for r in pool.view.available()[: most + 1]]
         if len(ranked) > most + 1:
             ranked = sorted(ranked, key=_SCORE)[: most + 1]
-        made = []
+        made: list[Alternative] = []
         for name, score in ranked:
-            if name != chosen.id:
+            if name != chosen.id and len(made) < most:
                 v = pool.by_id[name].view
                 cached = int(v.cached_tokens + 0.5)
                 made.append(Alternative(name, score, cached, v.predicted_ttft_s, v.scraped_age_s))
-        return tuple(made[:most])
+        return tuple(made)
+
+
+def _tell(done: list[Charge]) -> bool:
+    """Whether these say how long a prefill takes: what was computed is known of each, and when it was over."""
+    for charge in done:  # noqa: SIM110 - a generator costs more than the loop: mostly there is one
+        if not (charge.clocked and charge.looked):
+            return False
+    return True

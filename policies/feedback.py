@@ -9,7 +9,9 @@ tell which prefixes were lost, only how many; the capacity then removes the olde
 
 from __future__ import annotations
 
-CHUNK_BYTES = 256
+from typing import Final
+
+CHUNK_BYTES: Final = 256
 
 
 class BytesPerToken:

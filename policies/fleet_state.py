@@ -6,6 +6,8 @@ decision (`sight.py`), because at 64 replicas making them anew costs more than t
 
 from __future__ import annotations
 
+from typing import Final
+
 from policies.kv import KVHeadroom
 from policies.ledger import WorkLedger
 from policies.model import Added, FleetView, PeerLoad, Pulse, ReplicaView, Request, Scraped
@@ -14,8 +16,8 @@ from policies.predictor import DecodeFit, PrefillFit
 from policies.settings import Settings
 from policies.tracked import Tracked
 
-PEERS_STALE_S = 2.0  # what another gateway said this long ago counts no more
-EARLY = 16  # samples of the fleet up to which every replica settles after each
+PEERS_STALE_S: Final = 2.0  # what another gateway said this long ago counts no more
+EARLY: Final = 16  # samples of the fleet up to which every replica settles after each
 
 
 class Replica:
@@ -87,12 +89,19 @@ class Replica:
 
     def changed(self, now: float) -> None:
         """Its ledger or its scrape changed: brings the parts of the view up to date that no request changes."""
-        view, ledger = self.view, self.ledger
-        view.in_flight, view.live_decodes, view.kv_tokens = ledger.in_flight, ledger.live_decodes, ledger.kv_tokens
-        if (peers := self.heard_of(now)) is not None:
-            view.in_flight += peers.in_flight
-        view.kv_capacity_tokens = self.kv.capacity
-        view.kv_free_tokens = self.kv.free(ledger.kv_tokens, now)
+        self.counted(now)
+        view, ledger, kv = self.view, self.ledger, self.kv
+        view.live_decodes = ledger.live_decodes
+        view.kv_tokens = ledger.kv_tokens
+        view.kv_capacity_tokens = kv.capacity
+        view.kv_free_tokens = kv.free(ledger.kv_tokens, now)
+
+    def counted(self, now: float) -> None:
+        """The same for the one thing that a blind policy reads."""
+        in_flight = self.ledger.in_flight
+        if self.peers is not None and (peers := self.heard_of(now)) is not None:
+            in_flight += peers.in_flight
+        self.view.in_flight = in_flight
 
     def snapshot(self, now: float) -> dict[str, float | bool | None]:
         """Plain values for metrics; seconds, tokens, shares."""
@@ -126,7 +135,9 @@ class Replica:
 
     def streams(self, now: float) -> bool:
         """Whether anybody's streams are live here."""
-        return self.ledger.live_decodes > 0 or ((peers := self.heard_of(now)) is not None and peers.live > 0)
+        if self.ledger.live_decodes > 0:
+            return True
+        return self.peers is not None and (peers := self.heard_of(now)) is not None and peers.live > 0
 
     def everyones(self, own: Pulse, now: float) -> Pulse:
         """Our pulse with the streams of other gateways in it: a replica is paced for all of them. Gaps stay our own."""

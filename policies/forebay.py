@@ -37,8 +37,6 @@ from policies.model import (
 from policies.parameters import parameter
 from policies.policy import NONE_AVAILABLE
 
-OF_REQUESTS = (Dispatched, FirstToken, Completed)
-
 
 @dataclass(frozen=True)
 class ForebayParameters:
@@ -65,22 +63,25 @@ class Forebay:
         self._sessions: OrderedDict[str, str] = OrderedDict()
 
     def choose(self, request: Request, fleet: FleetView, now: float) -> Choice:
-        available = fleet.prefillers()
-        if not available:
+        replicas = fleet.prefillers()
+        if not replicas:
             return NONE_AVAILABLE
-        delays = self._delays_s(request, available)
-        scores = tuple(zip([r.id for r in available], delays, strict=True))
-        if len(available) == 1:
-            return Choice(available[0].id, "only_one", scores)
+        delays = self._delays_s(request, replicas)
+        scores = tuple([(r.id, delays[i]) for i, r in enumerate(replicas)])
+        if len(replicas) == 1:
+            return Choice(replicas[0].id, "only_one", scores)
         best = min(delays)
-        cheapest = available[delays.index(best)]
+        cheapest = replicas[delays.index(best)]
         prefill_s = cheapest.uncached_tokens / cheapest.prefill_rate
-        home, cold = self._home(request, fleet, available, delays, prefill_s)
+        longest = max([r.cached_tokens for r in replicas])
+        cold = longest <= 0.0
+        homes = self._homes(fleet, replicas) if cold else self._holders(replicas, longest)
+        home = self._least(request, fleet, replicas, delays, homes, prefill_s)
         slack = self._p.tie if cold else self._p.hysteresis
         if delays[home] <= best + slack * prefill_s:
-            return Choice(available[home].id, "cold" if cold else "affinity", scores)
-        at = self._first(request, fleet, available, delays, best + self._p.tie * prefill_s)
-        return Choice(available[at].id, "load" if cold else "spill", scores)
+            return Choice(replicas[home].id, "cold" if cold else "affinity", scores)
+        at = self._least(request, fleet, replicas, delays, range(len(replicas)), prefill_s)
+        return Choice(replicas[at].id, "load" if cold else "spill", scores)
 
     def _delays_s(self, request: Request, replicas: Sequence[ReplicaView]) -> list[float]:
         """J of each replica, seconds."""
@@ -94,10 +95,10 @@ class Forebay:
         common = len(replicas) / sum([r.prefill_rate for r in replicas], 0.0)
         delays = []
         for r in replicas:
-            uncached, free, n = r.uncached_tokens, r.kv_free_tokens, r.in_flight
+            uncached, free, capacity, n = r.uncached_tokens, r.kv_free_tokens, r.kv_capacity_tokens, r.in_flight
             delay = loaded * r.predicted_ttft_s + (loaded * n + unseen) * uncached * common + n * crowding
-            if free is not None and r.kv_capacity_tokens is not None:
-                overflow = uncached + output - free + reserve * r.kv_capacity_tokens
+            if free is not None and capacity is not None:
+                overflow = uncached + output - free + reserve * capacity
                 if overflow > 0.0:
                     delay += price * overflow * common
             delays.append(delay)
@@ -116,57 +117,64 @@ class Forebay:
             case AdapterState.FULL:
                 return self._p.adapter_load_s * (1.0 + in_flight + self._p.kappa) + self._p.adapter_wait_s
 
-    def _home(
-        self,
-        request: Request,
-        fleet: FleetView,
-        replicas: Sequence[ReplicaView],
-        delays: Sequence[float],
-        prefill_s: float,
-    ) -> tuple[int, bool]:
-        """Of the holders of the longest match the cheapest; without a match (cold) the cheapest of the homes."""
-        longest = max([r.cached_tokens for r in replicas])
-        if longest > 0.0:
-            enough = longest * (1.0 - self._p.tie)
-            candidates = [i for i, r in enumerate(replicas) if r.cached_tokens >= enough]
-        elif self._p.homes:
-            fleet.rank()
-            rank = min([r.preference_rank for r in replicas])
-            candidates = [i for i, r in enumerate(replicas) if r.preference_rank < max(r.homes, rank + 1)]
-        else:
-            candidates = list(range(len(replicas)))
-        if len(candidates) == 1:
-            return candidates[0], longest <= 0.0
-        bound = min([delays[i] for i in candidates]) + self._p.tie * prefill_s
-        chosen = [replicas[i] for i in candidates]
-        return candidates[self._first(request, fleet, chosen, [delays[i] for i in candidates], bound)], longest <= 0.0
+    def _holders(self, replicas: Sequence[ReplicaView], longest: float) -> Sequence[int]:
+        """Who holds the longest match, or nearly so."""
+        enough = longest * (1.0 - self._p.tie)
+        return [i for i, r in enumerate(replicas) if r.cached_tokens >= enough]
 
-    def _first(
+    def _homes(self, fleet: FleetView, replicas: Sequence[ReplicaView]) -> Sequence[int]:
+        """Who is a home of the prefix, or else the first on its list that is there."""
+        if not self._p.homes:
+            return range(len(replicas))
+        fleet.rank()
+        first = min([r.preference_rank for r in replicas])
+        return [i for i, r in enumerate(replicas) if r.preference_rank <= first or r.preference_rank < r.homes]
+
+    def _least(
         self,
         request: Request,
         fleet: FleetView,
         replicas: Sequence[ReplicaView],
         delays: Sequence[float],
-        bound: float,
+        among: Sequence[int],
+        prefill_s: float,
     ) -> int:
-        """Among delays up to the bound: the session's replica, then the first on the list, then the least delay."""
-        within = [i for i, delay in enumerate(delays) if delay <= bound]
-        if len(within) == 1 or not self._p.homes:
-            return min(within, key=delays.__getitem__)
+        """Of several the one with the least delay. Those nearly as good as it are tied: then the session's replica is
+        taken, else the first on the list, else the least delay after all."""
+        if len(among) == 1:
+            return among[0]
+        bound = min([delays[i] for i in among]) + self._p.tie * prefill_s
+        tied = [i for i in among if delays[i] <= bound]
+        best = tied[0]
+        if len(tied) == 1:
+            return best
+        if not self._p.homes:
+            return min(tied, key=delays.__getitem__)
         fleet.rank()
         sticky = self._sessions.get(request.session) if request.session is not None else None
-        return min(within, key=lambda i: (replicas[i].id != sticky, replicas[i].preference_rank, delays[i]))
+        rank = replicas[best].preference_rank
+        for i in tied:
+            if replicas[i].id == sticky:
+                return i
+            other = replicas[i].preference_rank
+            if other < rank or (other == rank and delays[i] < delays[best]):
+                best, rank = i, other
+        return best
 
     def observe(self, event: PolicyEvent, now: float) -> None:
-        if not isinstance(event, OF_REQUESTS) or event.request.adapter is not None:
-            self._adapters.observe(event)
         if isinstance(event, Dispatched):
-            session = event.request.session
-            if session is not None and self._p.sessions:
-                self._sessions[session] = event.replica_id
-                self._sessions.move_to_end(session)
-                if len(self._sessions) > self._p.sessions:
-                    self._sessions.popitem(last=False)
-        elif isinstance(event, Removed):
+            request, sessions = event.request, self._sessions
+            if request.session is not None and self._p.sessions:
+                sessions[request.session] = event.replica_id
+                sessions.move_to_end(request.session)
+                if len(sessions) > self._p.sessions:
+                    sessions.popitem(last=False)
+            if request.adapter is not None:
+                self._adapters.observe(event)
+            return
+        if isinstance(event, FirstToken | Completed) and event.request.adapter is None:
+            return
+        self._adapters.observe(event)
+        if isinstance(event, Removed):
             for session in [s for s, replica_id in self._sessions.items() if replica_id == event.replica_id]:
                 del self._sessions[session]

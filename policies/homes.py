@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from policies.ring import Ring
 
-DEPTHS = (1, 4, 16, 64, 256)
+DEPTHS: Final = (1, 4, 16, 64, 256)
 
 
 class Placement(NamedTuple):

@@ -13,9 +13,11 @@ No TTL: size, feedback and restarts bound the content. About 100 bytes per chunk
 from __future__ import annotations
 
 from array import array
+from bisect import insort
 from collections.abc import Sequence
+from typing import Final
 
-_UNBOUNDED = 1 << 62
+_UNBOUNDED: Final = 1 << 62
 
 
 class _Run:
@@ -54,6 +56,7 @@ class PrefixIndex:
         self._slots: dict[str, int] = {}
         self._holdings: list[_Holding | None] = []
         self._everybody = 0  # bits of the slots in use
+        self._free: list[int] = []  # slots not in use, from removed replicas
 
     # -- membership ------------------------------------------------------------------------------------------------
 
@@ -61,7 +64,7 @@ class PrefixIndex:
         """Start an empty replica (None: capacity unknown, unbounded) and return its slot."""
         if replica_id in self._slots:
             raise ValueError(f"replica {replica_id!r} is already in the index; remove it first")
-        slot = next((i for i, held in enumerate(self._holdings) if held is None), len(self._holdings))
+        slot = self._free.pop(0) if self._free else len(self._holdings)
         if slot == len(self._holdings):
             self._holdings.append(None)
         self._holdings[slot] = _Holding(1 << slot, capacity_chunks)
@@ -78,6 +81,7 @@ class PrefixIndex:
         slot = self._slots.pop(replica_id)
         self._holdings[slot] = None
         self._everybody &= ~(1 << slot)
+        insort(self._free, slot)
 
     def clear(self, replica_id: str) -> None:
         """The replica restarted: it holds nothing. Its capacity stays."""
@@ -115,46 +119,37 @@ class PrefixIndex:
 
         total_chunks: length of the request's stream in chunks where it exceeds the chain's; credit may reach that far.
         """
-        holders, alive = self._holders, self._everybody
-        groups: list[tuple[int, int]] = []  # (slots, depth at which they stop)
+        holders, credits, alive = self._holders, self._credits, self._everybody
+        depths: list[int] = []
         depth, size = 0, len(chain)
         while alive:  # who holds a chunk holds all before it, so where the next ones stop is found by halving
             high = size
             while depth < high:
-                middle = (depth + high) // 2
+                middle = (depth + high) >> 1
                 if holders.get(chain[middle], 0) & alive == alive:
                     depth = middle + 1
                 else:
                     high = middle
             still = holders.get(chain[depth], 0) & alive if depth < size else 0
-            groups.append((alive ^ still, depth))
-            alive = still
-            depth += 1
-        return self._spread(groups, chain, total_chunks)
-
-    def _spread(self, groups: list[tuple[int, int]], chain: Sequence[int], total_chunks: int) -> list[int]:
-        """Depth per slot from the groups; the largest group is filled in at once, the others bit by bit."""
-        size = len(self._holdings)
-        free = self._everybody ^ ((1 << size) - 1)
-        if free:
-            groups.append((free, -1))
-        most = common = 0
-        for slots, depth in groups:
-            if (members := slots.bit_count()) > most:
-                most, common = members, depth
-        depths = [common] * size
-        for slots, depth in groups:
-            if depth != common:
-                left = slots
+            stopped = left = alive ^ still
+            if not depths:  # those that stop first are mostly the many: filled in at once, the others one by one
+                depths = [depth] * len(self._holdings)
+            else:
                 while left:
                     bit = left & -left
                     depths[bit.bit_length() - 1] = depth
                     left ^= bit
-            if depth > 0 and (credited := self._credits.get(chain[depth - 1])) is not None:
-                room = max(total_chunks, len(chain)) - depth
+            if depth and (credited := credits.get(chain[depth - 1])) is not None:
+                room = max(total_chunks, size) - depth
                 for slot, credit in credited.items():
-                    if slots >> slot & 1:
+                    if stopped >> slot & 1:
                         depths[slot] = depth + min(room, credit)
+            alive = still
+            depth += 1
+        if self._free:
+            depths = depths or [-1] * len(self._holdings)
+            for slot in self._free:
+                depths[slot] = -1
         return depths
 
     def depth(self, replica_id: str, chain: Sequence[int]) -> int:

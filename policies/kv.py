@@ -8,10 +8,12 @@ Cached blocks that no live request holds count as free, as in vLLM's own gauge. 
 
 from __future__ import annotations
 
+from typing import Final
+
 from policies.model import Scraped
 from policies.settings import Settings
 
-FRESH_S = 3.0  # an older scrape is not used
+FRESH_S: Final = 3.0  # an older scrape is not used
 
 
 class KVHeadroom:
@@ -55,7 +57,8 @@ class KVHeadroom:
         """Tokens; None when the capacity is unknown."""
         if self.capacity is None:
             return None
-        return max(0.0, self.capacity - self.projected(reserved_tokens, now))
+        free = self.capacity - self.projected(reserved_tokens, now)
+        return free if free > 0.0 else 0.0
 
     def penalised(self, now: float) -> bool:
         return now < self._penalty_until

@@ -12,25 +12,39 @@ Trade-off: engines that reorder (priorities, preemption) are seen through FCFS g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
-
-@dataclass(slots=True)
 class Charge:
     """One open dispatch. `prefilling` turns false at its first token or at the predicted instant."""
 
-    uncached_tokens: float
-    service_s: float  # predicted prefill seconds of this request alone
-    kv_tokens: float
-    dispatched_at: float
-    context: float = 0.0  # u (h + u/2), for the fit
-    clocked: bool = True  # streams and generates: its first token can be seen
-    release_at: float = 0.0  # predicted end of prefill, used when it is not clocked
-    prefilling: bool = True
-    decoding: bool = False
-    answer_tokens: float = 0.0  # expected; part of kv_tokens
-    stale: bool = False  # the replica restarted since: only in_flight is still owed
-    looked: bool = True  # what of it was cached was asked; otherwise it teaches nothing about rates
+    __slots__ = (
+        "answer_tokens", "clocked", "context", "decoding", "dispatched_at", "kv_tokens", "looked", "prefilling",
+        "release_at", "service_s", "stale", "uncached_tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        uncached_tokens: float,
+        service_s: float,
+        kv_tokens: float,
+        dispatched_at: float,
+        context: float = 0.0,
+        clocked: bool = True,
+        release_at: float = 0.0,
+        answer_tokens: float = 0.0,
+        looked: bool = True,
+    ) -> None:
+        self.uncached_tokens = uncached_tokens
+        self.service_s = service_s  # predicted prefill seconds of this request alone
+        self.kv_tokens = kv_tokens
+        self.dispatched_at = dispatched_at
+        self.context = context  # u (h + u/2), for the fit
+        self.clocked = clocked  # streams and generates: its first token can be seen
+        self.release_at = release_at  # predicted end of prefill, used when it is not clocked
+        self.answer_tokens = answer_tokens  # expected; part of kv_tokens
+        self.looked = looked  # what of it was cached was asked; otherwise it teaches nothing about rates
+        self.prefilling = True
+        self.decoding = False
+        self.stale = False  # the replica restarted since: only in_flight is still owed
 
 
 class WorkLedger:
@@ -65,7 +79,8 @@ class WorkLedger:
         self._open[request_id] = self.pending[request_id] = charge
         self._queued += charge.uncached_tokens
         self._queued_s += charge.service_s
-        self._unclocked += not charge.clocked
+        if not charge.clocked:
+            self._unclocked += 1
         self.in_flight += 1
         self.kv_tokens += charge.kv_tokens
 
@@ -114,7 +129,8 @@ class WorkLedger:
 
     def busy_since(self, charge: Charge) -> float:
         """Start of the busy period sample that ends with this charge's first token; ask before `first_token`."""
-        return max(charge.dispatched_at, self._head_since)
+        dispatched_at, head_since = charge.dispatched_at, self._head_since
+        return dispatched_at if dispatched_at >= head_since else head_since
 
     def first_token(self, request_id: str, charge: Charge, now: float) -> list[Charge]:
         """Clock tick: everything up to this request is prefilled. Returns those charges, this one last."""
@@ -126,7 +142,8 @@ class WorkLedger:
                 done.append(self._unqueue(earlier))
                 if earlier == request_id:
                     break
-            self._head_since = max(self._head_since, now)
+            if now > self._head_since:
+                self._head_since = now
         if not charge.decoding:
             charge.decoding = True
             self.live_decodes += 1
@@ -149,12 +166,13 @@ class WorkLedger:
         if charge.prefilling:
             was_head = next(iter(self.pending)) == request_id
             self._unqueue(request_id)
-            if was_head:
-                self._head_since = max(self._head_since, now)
+            if was_head and now > self._head_since:
+                self._head_since = now
         if charge.decoding:
             charge.decoding = False
             self.live_decodes -= 1
-        self.kv_tokens = max(0.0, self.kv_tokens - charge.kv_tokens) if self.in_flight else 0.0
+        left = self.kv_tokens - charge.kv_tokens if self.in_flight else 0.0
+        self.kv_tokens = left if left > 0.0 else 0.0
 
     @property
     def answer_tokens(self) -> float:
@@ -186,8 +204,11 @@ class WorkLedger:
     def _unqueue(self, request_id: str) -> Charge:
         charge = self.pending.pop(request_id)
         charge.prefilling = False
-        self._unclocked -= not charge.clocked
-        # an empty queue is exactly zero: sums of floats drift
-        self._queued = self._queued - charge.uncached_tokens if self.pending else 0.0
-        self._queued_s = self._queued_s - charge.service_s if self.pending else 0.0
+        if not charge.clocked:
+            self._unclocked -= 1
+        if self.pending:
+            self._queued -= charge.uncached_tokens
+            self._queued_s -= charge.service_s
+        else:  # exactly zero: sums of floats drift
+            self._queued = self._queued_s = 0.0
         return charge

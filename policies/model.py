@@ -1,19 +1,22 @@
 """The words of the core as data: requests, views of replicas, events in, decisions out.
 
-Everything that crosses the border of `policies/` is one of these. Times are monotonic seconds given
-by the caller, tokens are the model's, bytes are of the canonical prompt stream (`prefix.py`).
-Requests and events are made by the shell (live) or by the simulator (virtual time); views and
-decisions are made by the core. A view is valid only during the call that received it: the core
-reuses the objects. What is made once per request is not frozen, because freezing triples the cost of making it; nobody
-changes one all the same.
+Everything that crosses the border of `policies/` is one of these. Times are monotonic seconds given by the caller,
+tokens are the model's, bytes are of the canonical prompt stream (`prefix.py`). Requests and events are made by the
+shell (live) or by the simulator (virtual time), decisions and views (`view.py`) by the core. What is made once per
+request is not frozen, because freezing triples the cost of making it; nobody changes one all the same. What the core
+makes itself has its `__init__` written out: one that `dataclasses` generates is never compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
+
+from policies.view import Choice as Choice
+from policies.view import FleetView as FleetView
+from policies.view import ReplicaView as ReplicaView
 
 
 class Outcome(StrEnum):
@@ -112,18 +115,32 @@ class Pulse:
 # -- decisions ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Prediction:
     """What the core believed when it dispatched; compared later with what happened."""
 
-    ttft_s: float = 0.0  # from dispatch to first token
-    tpot_s: float = 0.0
-    uncached_tokens: int = 0
-    cached_tokens: int = 0
-    scraped_age_s: float | None = None
+    ttft_s: float  # from dispatch to first token
+    tpot_s: float
+    uncached_tokens: int
+    cached_tokens: int
+    scraped_age_s: float | None
+
+    def __init__(
+        self,
+        ttft_s: float = 0.0,
+        tpot_s: float = 0.0,
+        uncached_tokens: int = 0,
+        cached_tokens: int = 0,
+        scraped_age_s: float | None = None,
+    ) -> None:
+        self.ttft_s = ttft_s
+        self.tpot_s = tpot_s
+        self.uncached_tokens = uncached_tokens
+        self.cached_tokens = cached_tokens
+        self.scraped_age_s = scraped_age_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Alternative:
     replica_id: str
     score: float  # lower is better; seconds where the policy says so
@@ -131,14 +148,37 @@ class Alternative:
     predicted_ttft_s: float
     scraped_age_s: float | None
 
+    def __init__(
+        self, replica_id: str, score: float, cached_tokens: int, predicted_ttft_s: float, scraped_age_s: float | None
+    ) -> None:
+        self.replica_id = replica_id
+        self.score = score
+        self.cached_tokens = cached_tokens
+        self.predicted_ttft_s = predicted_ttft_s
+        self.scraped_age_s = scraped_age_s
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Dispatch:
     request_id: str
     replica_id: str
-    reason: str = ""
-    prediction: Prediction | None = None
-    alternatives: tuple[Alternative, ...] = ()
+    reason: str
+    prediction: Prediction | None
+    alternatives: tuple[Alternative, ...]
+
+    def __init__(
+        self,
+        request_id: str,
+        replica_id: str,
+        reason: str = "",
+        prediction: Prediction | None = None,
+        alternatives: tuple[Alternative, ...] = (),
+    ) -> None:
+        self.request_id = request_id
+        self.replica_id = replica_id
+        self.reason = reason
+        self.prediction = prediction
+        self.alternatives = alternatives
 
 
 @dataclass(slots=True)
@@ -167,9 +207,6 @@ class Abort:
 Decision: TypeAlias = Dispatch | Hold | Shed | Abort
 
 
-# -- views -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Scraped:
     """Values of one `/metrics` read; None is unknown, never zero. Also the event that carries them to the core."""
@@ -193,100 +230,6 @@ class Scraped:
     adapters_waiting: tuple[str, ...] = ()
     max_adapters: int | None = None
     engines: tuple[tuple[str, float, float], ...] = ()  # label, requests it has, steps; only of several (data parallel)
-
-
-@dataclass(slots=True)
-class ReplicaView:
-    """One replica as a policy sees it for one request. Immutable to policies; the core reuses the objects."""
-
-    id: str
-    available: bool = True
-    in_flight: int = 0
-    prefill_backlog_tokens: float = 0.0  # W: uncached tokens dispatched and not yet prefilled
-    uncached_tokens: float = 0.0  # u: of this request on this replica
-    cached_tokens: float = 0.0
-    predicted_ttft_s: float = 0.0
-    predicted_tpot_s: float = 0.0
-    kv_free_tokens: float | None = None  # None: unknown
-    kv_capacity_tokens: float | None = None
-    prefill_rate: float = 8000.0  # tokens/s
-    live_decodes: int = 0
-    kv_tokens: float = 0.0  # held by our own requests
-    weight: float = 1.0
-    preference_rank: int = 0  # position in the preference list of the request's affinity key
-    homes: int = 1  # how many entries at the head of that list are homes of the key
-    adapters: frozenset[str] = frozenset()
-    adapter_room: bool = True
-    role: str = "both"  # prefill | decode | both
-    scraped: Scraped | None = None
-    scraped_age_s: float | None = None
-
-
-class FleetView(Sequence[ReplicaView]):
-    """The replicas that serve a request's model or adapter, in stable order of addition.
-
-    The lists it answers belong to the core: do not change them.
-    """
-
-    __slots__ = ("_available", "_by_id", "_prefillers", "_ranking", "replicas")
-
-    def __init__(self, replicas: Sequence[ReplicaView]) -> None:
-        self.replicas = replicas
-        self._by_id: dict[str, ReplicaView] | None = None
-        self._available: list[ReplicaView] | None = None  # None: ask each
-        self._prefillers: list[ReplicaView] | None = None
-        self._ranking: Callable[[], None] | None = None
-
-    def __len__(self) -> int:
-        return len(self.replicas)
-
-    def __iter__(self) -> Iterator[ReplicaView]:
-        return iter(self.replicas)
-
-    def __getitem__(self, index: int) -> ReplicaView:  # type: ignore[override]
-        return self.replicas[index]
-
-    def get(self, replica_id: str) -> ReplicaView | None:
-        if self._by_id is None:
-            self._by_id = {r.id: r for r in self.replicas}
-        return self._by_id.get(replica_id)
-
-    def available(self) -> list[ReplicaView]:
-        if self._available is None:
-            return [r for r in self.replicas if r.available]
-        return self._available
-
-    def prefillers(self) -> list[ReplicaView]:
-        """The available ones that prefill; where none does, all available ones."""
-        if self._prefillers is None:
-            available = self.available()
-            return [r for r in available if r.role != "decode"] or available
-        return self._prefillers
-
-    def rank(self) -> None:
-        """Ask before reading `preference_rank` and `homes`: they are filled in for those policies only that look."""
-        ranking, self._ranking = self._ranking, None
-        if ranking is not None:
-            ranking()
-
-    def show(self, available: list[ReplicaView] | None) -> None:
-        """For the core: who is available until the next call; None: the views themselves say it."""
-        self._available, self._prefillers = available, None
-        if available is not None:
-            self._prefillers = [r for r in available if r.role != "decode"] or available
-
-    def rank_by(self, ranking: Callable[[], None]) -> None:
-        """For the core: what fills the ranks of the request looked at now."""
-        self._ranking = ranking
-
-
-@dataclass(slots=True)
-class Choice:
-    """What a policy answers. `scores` holds (replica id, score), lower is better; it may be empty."""
-
-    replica_id: str | None
-    reason: str = ""  # affinity | spill | cold | load | turn | random | only_one | least_late | none_available
-    scores: tuple[tuple[str, float], ...] = ()
 
 
 # -- events ------------------------------------------------------------------------------------------------------
@@ -369,27 +312,44 @@ FleetEvent: TypeAlias = Added | Removed | Draining | Ejected | Returned | Restar
 # -- events that only policies receive (RoutingPolicy.observe) -----------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Dispatched:
     request: Request
     replica_id: str
 
+    def __init__(self, request: Request, replica_id: str) -> None:
+        self.request = request
+        self.replica_id = replica_id
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class FirstToken:
     request: Request
     replica_id: str
     ttft_s: float  # from dispatch
     predicted_ttft_s: float
 
+    def __init__(self, request: Request, replica_id: str, ttft_s: float, predicted_ttft_s: float) -> None:
+        self.request = request
+        self.replica_id = replica_id
+        self.ttft_s = ttft_s
+        self.predicted_ttft_s = predicted_ttft_s
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Completed:
     request: Request
     replica_id: str
     outcome: Outcome
     usage: Usage | None
     e2e_s: float  # from dispatch
+
+    def __init__(self, request: Request, replica_id: str, outcome: Outcome, usage: Usage | None, e2e_s: float) -> None:
+        self.request = request
+        self.replica_id = replica_id
+        self.outcome = outcome
+        self.usage = usage
+        self.e2e_s = e2e_s
 
 
 PolicyEvent: TypeAlias = FleetEvent | Dispatched | FirstToken | Completed

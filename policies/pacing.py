@@ -13,14 +13,16 @@ Without live streams, or where prefill does not stretch the steps, nobody is har
 
 from __future__ import annotations
 
+from typing import Final
+
 from policies.model import Pulse
 from policies.predictor import DecodeFit
 from policies.settings import Settings
 
-BURST_S = 0.5  # prefill seconds that a fixed rate may save up
-STALE_S = 1.0  # without a pulse for this long the relay opens: it knows nothing
-PULSE_S = 0.05
-STRETCH = 1.2  # times a decode-only step, from which a step with prefill counts as longer
+BURST_S: Final = 0.5  # prefill seconds that a fixed rate may save up
+STALE_S: Final = 1.0  # without a pulse for this long the relay opens: it knows nothing
+PULSE_S: Final = 0.05
+STRETCH: Final = 1.2  # times a decode-only step, from which a step with prefill counts as longer
 
 
 def allowed_share(t_d: float | None, t_p: float | None, objective_s: float) -> float:

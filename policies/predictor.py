@@ -12,23 +12,29 @@ one: it is right within tens of per cent and needs no training; the margin absor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-FORGET = 0.98  # per sample: a memory of about 50; of the first samples less, they pay for cold graphs and caches
-LEAST_SAMPLES = 4  # before a replica may differ from its fleet: the first one is often a compilation
-PSEUDO = 8.0  # weight of the fleet's view in a replica's fit, in samples
-RIDGE = 0.3  # weight of each coefficient believed before, in samples of 1,000 tokens
-WINSOR = 4.0  # a sample counts at most this many times what was predicted: peers or priorities break FCFS
-FASTEST = 64.0  # times the rate believed before: engines that answer at once do not divide by zero
-LARGEST_MARGIN = 4.0  # a margin there means the predictor is broken
-KILO, CONTEXT = 1e3, 1e8  # units of the two regressors: keep the sums of one size
+FORGET: Final = 0.98  # per sample: a memory of about 50; of the first samples less, they pay for cold graphs and caches
+MEMORY: Final = 1.0 / (1.0 - FORGET)
+LEAST_SAMPLES: Final = 4  # before a replica may differ from its fleet: the first one is often a compilation
+PSEUDO: Final = 8.0  # weight of the fleet's view in a replica's fit, in samples
+RIDGE: Final = 0.3  # weight of each coefficient believed before, in samples of 1,000 tokens
+WINSOR: Final = 4.0  # a sample counts at most this many times what was predicted: peers or priorities break FCFS
+FASTEST: Final = 64.0  # times the rate believed before: engines that answer at once do not divide by zero
+LEAST_MARGIN: Final = 0.8
+LARGEST_MARGIN: Final = 4.0  # a margin there means the predictor is broken
+KILO: Final = 1e3  # units of the two regressors: keep the sums of one size
+CONTEXT: Final = 1e8
 
 
 class PrefillFit:
     """s = a y + b u + c u (h + u/2): latency, linear layers, attention of u new tokens to the h cached before them."""
 
-    __slots__ = ("_believed", "_hinted", "_samples", "_sums", "overhead_s", "per_context_s", "per_token_s", "rate")
+    __slots__ = (
+        "_believed", "_hinted", "_one", "_x", "_xs", "_xx", "_xz", "_y", "_ys", "_yx", "_yz", "_z", "_zs", "_zz",
+        "overhead_s", "per_context_s", "per_token_s", "rate", "samples",
+    )  # fmt: skip
 
     def __init__(self, rate: float, overhead_s: float, *, hinted: bool = False) -> None:
         """hinted: somebody who knows the replica said so, and it stands until the replica itself shows otherwise."""
@@ -37,12 +43,10 @@ class PrefillFit:
         self.overhead_s = overhead_s
         self.per_token_s, self.per_context_s = 1.0 / rate, 0.0  # b, c
         self._believed = (overhead_s, KILO / rate, 0.0)  # before any sample
-        self._samples = 0
-        self._sums = [0.0] * 12  # weighted: 1, x, z, then y, yx, yz, ys, xx, xz, zz, xs, zs
-
-    @property
-    def samples(self) -> int:
-        return self._samples
+        self.samples = 0
+        # weighted sums of 1, x, z, then y, yx, yz, ys, xx, xz, zz, xs, zs
+        self._one = self._x = self._z = self._y = self._yx = self._yz = 0.0
+        self._ys = self._xx = self._xz = self._zz = self._xs = self._zs = 0.0
 
     def seconds(self, uncached: float, cached: float) -> float:
         """Prefill seconds of one request alone, without overhead."""
@@ -57,43 +61,66 @@ class PrefillFit:
         """
         x, z, y = tokens / KILO, context / CONTEXT, 1.0 if latency else 0.0
         expected = y * self.overhead_s + self.per_token_s * tokens + self.per_context_s * context
-        s = min(seconds, WINSOR * max(expected, 0.02)) if self._samples else seconds
+        s = seconds
+        if self.samples and s > (bound := WINSOR * max(expected, 0.02)):
+            s = bound
         w = 1.0 / (0.02 + self._believed[0] * y + self._believed[1] * x)  # the error grows with the length
-        new = (w, w * x, w * z, w * y, w * x * y, w * z * y, w * s * y, w * x * x, w * x * z, w * z * z, w * x * s,
-               w * z * s)  # fmt: skip
-        keep = min(FORGET, (self._samples + 1.0) / (self._samples + 3.0))
-        self._samples += 1
-        self._sums = [keep * old + more for old, more in zip(self._sums, new, strict=True)]
+        keep = min(FORGET, (self.samples + 1.0) / (self.samples + 3.0))
+        self.samples += 1
+        wx, wz = w * x, w * z
+        self._one = keep * self._one + w
+        self._x = keep * self._x + wx
+        self._z = keep * self._z + wz
+        self._y = keep * self._y + w * y
+        self._yx = keep * self._yx + wx * y
+        self._yz = keep * self._yz + wz * y
+        self._ys = keep * self._ys + w * s * y
+        self._xx = keep * self._xx + wx * x
+        self._xz = keep * self._xz + wx * z
+        self._zz = keep * self._zz + wz * z
+        self._xs = keep * self._xs + wx * s
+        self._zs = keep * self._zs + wz * s
         self.settle(prior)
 
     def settle(self, prior: PrefillFit | None) -> None:
         """Solves again, with what the fleet knows by now; a replica that showed little yet takes that over."""
-        if prior is not None and self._samples < LEAST_SAMPLES:
-            if prior._samples and not self._hinted:
+        if prior is not None and self.samples < LEAST_SAMPLES:
+            if prior.samples and not self._hinted:
                 self.adopt(prior)
             return
-        one = self._sums[0] / min(self._samples, 1.0 / (1.0 - FORGET))  # weight of a sample, about
-        if prior is None or not prior._samples:
-            self._solve(self._sums, self._believed, RIDGE * one)
+        one = self._one / min(self.samples, MEMORY)  # weight of a sample, about
+        ridge = RIDGE * one
+        if prior is None or not prior.samples:
+            a0, b0, c0 = self._believed
+            self._solve(self._x, self._z, self._y, self._yx, self._yz, self._ys, self._xx, self._xz, self._zz,
+                        self._xs, self._zs, a0, b0, c0, ridge)  # fmt: skip
             return
-        k = PSEUDO * one / prior._sums[0]
-        believed = (prior.overhead_s, prior.per_token_s * KILO, prior.per_context_s * CONTEXT)
-        self._solve([a + k * b for a, b in zip(self._sums, prior._sums, strict=True)], believed, RIDGE * one)
+        p, k = prior, PSEUDO * one / prior._one
+        self._solve(
+            self._x + k * p._x, self._z + k * p._z, self._y + k * p._y, self._yx + k * p._yx, self._yz + k * p._yz,
+            self._ys + k * p._ys, self._xx + k * p._xx, self._xz + k * p._xz, self._zz + k * p._zz,
+            self._xs + k * p._xs, self._zs + k * p._zs,
+            p.overhead_s, p.per_token_s * KILO, p.per_context_s * CONTEXT, ridge,
+        )  # fmt: skip
 
     def adopt(self, prior: PrefillFit) -> None:
         """Start from what the fleet knows."""
         self.rate, self.overhead_s = prior.rate, prior.overhead_s
         self.per_token_s, self.per_context_s = prior.per_token_s, prior.per_context_s
 
-    def _solve(self, m: Sequence[float], believed: tuple[float, float, float], r: float) -> None:
+    def _solve(
+        self, mx: float, mz: float, y: float, yx: float, yz: float, ys: float, xx: float, xz: float, zz: float,
+        xs: float, zs: float, a0: float, b0: float, c0: float, r: float,
+    ) -> None:  # fmt: skip
         """Ridge regression with non-negative coefficients: those that would be negative are zero."""
-        _, mx, mz, y, yx, yz, ys, xx, xz, zz, xs, zs = m
-        a0, b0, c0 = believed
         y, xx, zz, ys, xs, zs = y + r, xx + r, zz + r, ys + r * a0, xs + r * b0, zs + r * c0
-        det = y * (xx * zz - xz * xz) - yx * (yx * zz - xz * yz) + yz * (yx * xz - xx * yz)
-        a = (ys * (xx * zz - xz * xz) - yx * (xs * zz - xz * zs) + yz * (xs * xz - xx * zs)) / det
-        b = (y * (xs * zz - xz * zs) - ys * (yx * zz - xz * yz) + yz * (yx * zs - xs * yz)) / det
-        c = (y * (xx * zs - xs * xz) - yx * (yx * zs - xs * yz) + ys * (yx * xz - xx * yz)) / det
+        # Cramer's rule; minors that several determinants share
+        xx_zz, yx_zz, yx_xz = xx * zz - xz * xz, yx * zz - xz * yz, yx * xz - xx * yz
+        xs_zz, xs_xz, yx_zs = xs * zz - xz * zs, xs * xz - xx * zs, yx * zs - xs * yz
+        det = y * xx_zz - yx * yx_zz + yz * yx_xz
+        a = (ys * xx_zz - yx * xs_zz + yz * xs_xz) / det
+        b = (y * xs_zz - ys * yx_zz + yz * yx_zs) / det
+        c = (y * (xx * zs - xs * xz) - yx * yx_zs + ys * yx_xz) / det
         if c < 0.0:
             det = y * xx - yx * yx
             a, b, c = (ys * xx - xs * yx) / det, (y * xs - yx * ys) / det, 0.0
@@ -124,10 +151,11 @@ class Margin:
     def observe(self, actual_s: float, predicted_s: float) -> None:
         factor = self._up if actual_s > self.q * predicted_s else self._down
         self.samples += 1
-        self.q = min(LARGEST_MARGIN, max(0.8, self.q * factor))
+        q = self.q * factor
+        self.q = LEAST_MARGIN if q < LEAST_MARGIN else LARGEST_MARGIN if q > LARGEST_MARGIN else q
 
 
-SHORTEST_STEP_S = 1e-6  # events that came in one read have no gap, and no engine needs no time
+SHORTEST_STEP_S: Final = 1e-6  # events that came in one read have no gap, and no engine needs no time
 
 
 @dataclass(slots=True)
@@ -173,11 +201,14 @@ class OutputPrior:
         self._mean[service_class] = float(tokens) if old is None else old + 0.02 * (tokens - old)
 
 
+SHORT_S: Final = 0.5  # predictions up to the one are short, beyond the other long
+LONG_S: Final = 3.0
+
+
 class Margins:
     """Margins per service class and length of the prediction: waiting for the step in progress doubles 0.1 s and is
     nothing against 10 s, so one factor for both would refuse long prompts that are safe."""
 
-    EDGES_S = (0.5, 3.0)
     NAMES = ("short", "middle", "long")
 
     def __init__(self, target: float) -> None:
@@ -198,7 +229,9 @@ class Margins:
         three = self._margins.get(class_name)
         if three is None:
             three = self._margins[class_name] = (Margin(self._target), Margin(self._target), Margin(self._target))
-        return three[(predicted_s > self.EDGES_S[0]) + (predicted_s > self.EDGES_S[1])]
+        if predicted_s <= SHORT_S:
+            return three[0]
+        return three[1] if predicted_s <= LONG_S else three[2]
 
 
 class Errors:
@@ -214,7 +247,9 @@ class Errors:
         if actual_s <= 0.0:
             return
         self.samples += 1
-        weight = max(0.02, 1.0 / self.samples)
-        error = (predicted_s - actual_s) / actual_s
-        self.relative += weight * (min(abs(error), 10.0) - self.relative)
-        self.bias += weight * (max(-10.0, min(error, 10.0)) - self.bias)
+        weight = 1.0 / self.samples if self.samples < 50 else 0.02
+        error = (predicted_s - actual_s) / actual_s  # above -1
+        if error > 10.0:
+            error = 10.0
+        self.relative += weight * (abs(error) - self.relative)
+        self.bias += weight * (error - self.bias)

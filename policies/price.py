@@ -14,20 +14,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from itertools import accumulate
+from typing import Final
 
 from policies.admission import SizeFairness
 
-WINDOW_S = 30.0
-LEAST_ARRIVALS = 32
-EVERY_S = 0.5
+WINDOW_S: Final = 30.0
+LEAST_ARRIVALS: Final = 32
+EVERY_S: Final = 0.5
 # what waits and what came in this time fits into it: the overload is over, whatever the window remembers
-RECENT_S = 5.0
-TARGET_LATE = 0.03  # late refusals per dispatch at which the capacity is right
-STEP = 0.02
-HEADROOM = 0.75  # of the capacity is filled by those who pay while others do not: theirs is the shorter queue
-TOLERANCE = 1.5  # times an equal share a tenant may ask for without paying: half a minute holds few long prompts
-LOWEST, HIGHEST = 0.4, 1.1  # factor on the capacity the paces give
-FREE = float("inf")
+RECENT_S: Final = 5.0
+TARGET_LATE: Final = 0.03  # late refusals per dispatch at which the capacity is right
+STEP: Final = 0.02
+HEADROOM: Final = 0.75  # of the capacity is filled by those who pay while others do not: theirs is the shorter queue
+TOLERANCE: Final = 1.5  # times an equal share a tenant may ask for without paying: half a minute holds few long prompts
+LOWEST: Final = 0.4  # factor on the capacity the paces give
+HIGHEST: Final = 1.1
+FREE: Final = float("inf")
 
 
 class Price:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from policies.model import ServiceClass
 from policies.tracked import Tracked
 
-SERVED_MEMORY_S = 30.0  # over which floor shares are measured
+SERVED_MEMORY_S: Final = 30.0  # over which floor shares are measured
 Key = tuple[float, int, Tracked]
 
 

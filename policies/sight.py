@@ -10,14 +10,14 @@ from __future__ import annotations
 from policies.affinity import Affinity, Look
 from policies.fleet_state import Pool, Replica
 from policies.settings import Settings
-from policies.tracked import Tracked
+from policies.tracked import NEVER, Tracked
 
 
 class Sight:
     """Looks at a pool with the eyes of one request."""
 
     def __init__(self, affinity: Affinity, settings: Settings) -> None:
-        self.affinity = affinity
+        self.ask = affinity.look  # what is known of a request's prefix
         self.holds = settings.holds  # whether requests may wait in the core
         self.last: Look | None = None
         self._pool: Pool | None = None  # looked at last
@@ -32,13 +32,13 @@ class Sight:
         request = tracked.request
         prompt = float(request.prompt_tokens)
         self.show(pool, tracked)
-        look = self.last = self.affinity.look(request, now)
+        look = self.last = self.ask(request, now)
         self._pool = pool
         pool.view.rank_by(self._rank_last)
-        known, holds = look.cached_tokens, self.holds
-        best_service = best_start = float("inf")
+        known, holds, up = look.cached_tokens, self.holds, pool.up
+        best_service = best_start = NEVER
         worst = 0.0
-        for replica, up in zip(pool.replicas, pool.up, strict=True):
+        for i, replica in enumerate(pool.replicas):
             view, ledger, fit = replica.view, replica.ledger, replica.prefill
             cached = known[replica.slot]
             uncached = prompt - cached
@@ -63,7 +63,7 @@ class Sight:
                     ttft += wait
                     backlog += wait * rate
                 replica.ttft_s = ttft
-                if up:
+                if up[i]:
                     if service < best_service:
                         best_service = service
                     if start < best_start:
@@ -91,8 +91,8 @@ class Sight:
     def show(self, pool: Pool, tracked: Tracked) -> None:
         """Marks who may take the request: the open replicas it has not been tried on."""
         if pool is not self._shown:
-            for replica, up in zip(pool.replicas, pool.up, strict=True):
-                replica.view.available = up
+            for i, replica in enumerate(pool.replicas):
+                replica.view.available = pool.up[i]
             pool.view.show([r.view for r in pool.open])
             self._shown = pool
         if tracked.tried:

@@ -12,27 +12,31 @@ Conversations are told apart by session, else by a prompt that extends an earlie
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import Final
 
 from policies.model import Request, Usage
 
-MOST = 100_000  # conversations remembered
-WORTH = 0.6  # return probability from which keeping them is worth refusing others
-EVIDENCE = 30  # conversations seen to return or to end before that is believed
-PATIENCE = 1.5  # a conversation is given up after this many times the 90 % think time
-LOST = 0.9  # share of the last prompt that should still be cached
-SHRINK, GROW = 0.995, 0.0005
-LEAST_SHARE, MOST_SHARE = 0.3, 1.0
+MOST: Final = 100_000  # conversations remembered
+WORTH: Final = 0.6  # return probability from which keeping them is worth refusing others
+EVIDENCE: Final = 30  # conversations seen to return or to end before that is believed
+PATIENCE: Final = 1.5  # a conversation is given up after this many times the 90 % think time
+LOST: Final = 0.9  # share of the last prompt that should still be cached
+SHRINK: Final = 0.995
+GROW: Final = 0.0005
+LEAST_SHARE: Final = 0.3
+MOST_SHARE: Final = 1.0
 
 
-@dataclass(slots=True, eq=False)
 class Conversation:
-    key: str | int
-    tokens: float = 0.0  # context after its last turn
-    turns: int = 0
-    open: int = 0  # turns in progress
-    seen_at: float = 0.0  # end of the last turn, or its start while one is open
-    weight: float = 0.0  # what it contributes to the working set
+    __slots__ = ("key", "open", "seen_at", "tokens", "turns", "weight")
+
+    def __init__(self, key: str | int) -> None:
+        self.key = key
+        self.tokens = 0.0  # context after its last turn
+        self.turns = 0
+        self.open = 0  # turns in progress
+        self.seen_at = 0.0  # end of the last turn, or its start while one is open
+        self.weight = 0.0  # what it contributes to the working set
 
 
 class WorkingSet:
