@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from gateway import usage
+from gateway import large_json, usage
 from gateway.endpoints import Endpoint, Kind
 from gateway.errors import Code, GatewayError
 from policies.canonical import canonical_parts
@@ -88,7 +88,7 @@ def parse(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes, *, as
             call.model = form[1].decode("utf-8", "replace")
         return call
     try:
-        document = orjson.loads(body)
+        document = orjson.loads(body) if len(body) < large_json.LARGE_BYTES else large_json.loads(body)
     except orjson.JSONDecodeError as e:
         raise GatewayError(Code.MALFORMED, f"the request body is not valid JSON: {e}") from None
     if not isinstance(document, dict):
