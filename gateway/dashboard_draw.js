@@ -49,20 +49,24 @@ export function style(at, className) {
   if (at.className !== className) at.className = className;
 }
 
+// The drawing of that class in `at`, made the first time: a box that is stretched to its place, and empty shapes.
+function drawing(at, className, viewBox, attributes, shapes) {
+  const there = at.querySelector(`svg.${className}`);
+  if (there) return there;
+  const made = (name, given) => {
+    const node = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(given)) node.setAttribute(key, value);
+    return node;
+  };
+  const svg = made("svg", { class: className, viewBox, preserveAspectRatio: "none", ...attributes });
+  svg.append(...shapes.map(([name, given]) => made(name, given)));
+  return at.appendChild(svg);
+}
+
 // A line of values from zero up; nulls are gaps. `most`: the value of the top, or the largest.
 export function spark(at, values, label, most) {
-  let svg = at.querySelector("svg.spark");
-  if (!svg) {
-    svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("class", "spark");
-    svg.setAttribute("viewBox", "0 0 100 20");
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("role", "img");
-    const ground = document.createElementNS(SVG, "line");
-    for (const [name, value] of [["x1", 0], ["x2", 100], ["y1", 20], ["y2", 20]]) ground.setAttribute(name, value);
-    svg.append(ground, document.createElementNS(SVG, "path"));
-    at.append(svg);
-  }
+  const ground = { x1: 0, x2: 100, y1: 20, y2: 20 };
+  const svg = drawing(at, "spark", "0 0 100 20", { role: "img" }, [["line", ground], ["path", {}]]);
   const top = most ?? Math.max(1e-9, ...values.filter(known));
   const step = 100 / Math.max(59, values.length - 1);
   const from = 100 - step * (values.length - 1);
@@ -192,20 +196,8 @@ export function list(at, rows) {
 
 // An estimate with its bounds on a scale that is the same for all rows; the middle is zero.
 function interval(at, { estimate, low, high, most }) {
-  let svg = at.querySelector("svg.interval");
-  if (!svg) {
-    svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("class", "interval");
-    svg.setAttribute("viewBox", "-100 -6 200 12");
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("aria-hidden", "true");
-    for (const name of ["zero", "span", "at"]) {
-      const line = document.createElementNS(SVG, "line");
-      line.setAttribute("class", name);
-      svg.append(line);
-    }
-    at.append(svg);
-  }
+  const lines = ["zero", "span", "at"].map((name) => ["line", { class: name }]);
+  const svg = drawing(at, "interval", "-100 -6 200 12", { "aria-hidden": "true" }, lines);
   const x = (value) => Math.max(-100, Math.min(100, (100 * value) / most)).toFixed(1);
   const set = (line, x1, x2, y1, y2) =>
     [["x1", x1], ["x2", x2], ["y1", y1], ["y2", y2]].forEach(([n, v]) => line.setAttribute(n, v));

@@ -1,8 +1,8 @@
 """Whether a gateway admits and paces by the objectives that a run judges its answers by.
 
-A run has its own (`--objective`, `--config` or those of the workload), the gateway those of its configuration, and a
-request can only tighten them. Where they differ, answers are refused or hurried for an objective that nobody counts,
-and a comparison of policies measures that difference too.
+A run has its own (`--objective`, `--config` or those of the workload) and sends them along, but a request can only
+tighten what its class says at the gateway. Where the gateway's are the tighter ones, answers are refused or hurried for
+an objective that nobody counts, and a comparison of policies measures that too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JUDGED = ("ttft_s", "ttft_s_per_token", "tpot_s", "itl_s", "e2e_s")
 
 
 def differences(schedule: Schedule, table: Mapping[str, Mapping[str, Any]] | None) -> list[str]:
-    """One line for each class of the schedule's rows that the gateway's `table` of classes has otherwise or not.
+    """One line for each class of the schedule's rows that is tighter in the gateway's `table` of classes, or not there.
 
     None: the gateway tells no classes, so nothing is known."""
     if table is None:
@@ -32,11 +32,11 @@ def differences(schedule: Schedule, table: Mapping[str, Mapping[str, Any]] | Non
         theirs = table.get(name)
         if theirs is None:
             lines.append(f"class {name}: the gateway has none of that name and refuses its requests")
-        elif unlike := [key for key in JUDGED if theirs.get(key) != getattr(ours, key)]:
+        elif unlike := [key for key in JUDGED if _tighter(theirs.get(key), getattr(ours, key))]:
             lines.append(
-                f"class {name}: judged by {_spelled(ours, unlike)}, but the gateway works for "
-                f"{', '.join(f'{key} {_number(theirs.get(key))}' for key in unlike)}; change one of them "
-                f"(--config FILE judges by the gateway's own)"
+                f"class {name}: judged by {_spelled(ours, unlike)}, but the gateway works for the tighter "
+                f"{', '.join(f'{key} {_number(theirs.get(key))}' for key in unlike)}; loosen its class, or judge by "
+                f"its own with --config FILE"
             )
     return lines
 
@@ -51,6 +51,10 @@ async def of(gateway: str, admin_token: str | None) -> Mapping[str, Mapping[str,
             return None
     found: Mapping[str, Mapping[str, Any]] | None = answer.json() if answer.status_code == 200 else None
     return found
+
+
+def _tighter(theirs: float | None, ours: float | None) -> bool:
+    return theirs is not None and (ours is None or theirs < ours)
 
 
 def _spelled(ours: ServiceClass, keys: Collection[str]) -> str:
