@@ -62,6 +62,7 @@ class Admission:
         if self.candidates is None:
             self.proxy.scheduler.submit(self.request, exchange)
         else:
+            self.proxy.scheduler.tick()
             exchange.on_decision(self._next())
 
     def failed(self, exchange: Course, outcome: Outcome) -> None:
@@ -200,17 +201,18 @@ def admit(
     if proxy.experiment is not None:
         record.assignment = proxy.experiment.assign(request, record.received_unix)
     _note(record, endpoint, request, config.policy.name)
-    retried = headers.get(b"x-stainless-retry-count", b"0")  # what official clients call their own retries
-    record.client_retry = int(retried) if retried.isdigit() and len(retried) < 4 else 0
+    retried = headers.get(b"x-stainless-retry-count")  # what official clients call their own retries
+    if retried is not None and retried.isdigit() and len(retried) < 4:
+        record.client_retry = int(retried)
     if config.journal.prompt_samples:
         record.sample = body
     if proxy.prefixes is not None and request.chain:
-        proxy.prefixes.admitted(endpoint.api.value, call, parts, request, record)
+        proxy.prefixes.admitted(endpoint.api, call, parts, request, record)
     candidates = proxy.available(name) if endpoint.kind is Kind.CHEAP else None
     if candidates is not None:
         random.shuffle(candidates)
     lease = None
-    if candidates is not None or not proxy.scheduler.charges:
+    if tenant is not None and (candidates is not None or not proxy.scheduler.charges):
         lease = proxy.tenants.admit(tenant, request.prompt_tokens + (call.max_tokens or 0), record.received_at)
     return Admission(proxy, endpoint, call, request, service_class, lease, candidates)
 

@@ -46,7 +46,7 @@ class Counted:
             tally = self._tally(r.service_class)
         tally.count(r)
         if r.partition is not None:
-            self.by_policy[r.policy, r.arm or "", r.partition.value] += 1
+            self.by_policy[r.policy, r.arm or "", r.partition] += 1
         if r.tenant is not None:
             self.by_tenant[known(r.tenant, self.tenants), str(r.outcome)] += 1
         self.client_retries += r.client_retry > 0

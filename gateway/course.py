@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from mypy_extensions import mypyc_attr
-
 from gateway import answer, retry, timeline
 from gateway.admit import Admission
 from gateway.endpoints import Kind
@@ -28,7 +26,6 @@ from gateway.signals import Sign
 from policies.model import Abort, Decision, Dispatch, Hold, Outcome, Shed, Usage
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Course(Reply):
     """`client.Listener` and `scheduler.Owner` of one request."""
 

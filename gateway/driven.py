@@ -14,8 +14,6 @@ import logging
 from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any
 
-from mypy_extensions import mypyc_attr
-
 log = logging.getLogger("forebay.proxy")
 _ONCE = (None,)
 
@@ -30,7 +28,6 @@ class _Pause:
 _PAUSE: Awaitable[None] = _Pause()  # type: ignore[assignment]  # an iterator does where a generator is asked for
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Driven:
     """Base of what has a `run` that waits by `pause` only."""
 

@@ -36,7 +36,8 @@ class Exchange(Course):
         record.outcome = Outcome.CANCELLED  # what a cancelled task leaves behind
         try:
             tenant = self.proxy.authenticate(self.headers)
-            record.tenant = None if tenant is None else tenant.name
+            if tenant is not None:
+                record.tenant = tenant.name
             body = client.take_body(limits.max_body_bytes)
             if body is None:
                 body = await client.read_body(limits.max_body_bytes, limits.body_timeout_s, self.proxy.door)
@@ -45,7 +46,6 @@ class Exchange(Course):
             self.admission = admit(self.proxy, self.endpoint, self.scope, self.headers, tenant, body, record)
             del body  # a long stream need not hold it
             self.proxy.live.add(self)
-            self.proxy.scheduler.tick()
             await self._serve(self.admission)
         except GatewayError as error:
             self._refuse(error)

@@ -8,7 +8,7 @@ arrays are positional: both sides are of one release, since a supervisor never m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from operator import attrgetter
 from typing import Any
@@ -152,7 +152,7 @@ def record(values: Sequence[Any], known: Request | None, last: Dispatch | None) 
     fields["partition"] = None if fields["partition"] is None else Partition(fields["partition"])
     if fields["unmatched"] is not None:
         fields["unmatched"] = Unmatched(**fields["unmatched"])
-    _fill(made, fields.items())
+    made.__dict__.update(fields)
     made.attempts = [
         Attempt(replica, at, first, None if outcome is None else Outcome(outcome), detail)
         for replica, at, first, outcome, detail in attempts
@@ -160,17 +160,12 @@ def record(values: Sequence[Any], known: Request | None, last: Dispatch | None) 
     if sample is not None:
         made.sample = sample.encode("latin-1")
     if known is not None:
-        _fill(made, zip(_OF_REQUEST, _shared(known), strict=True))
+        made.__dict__.update(zip(_OF_REQUEST, _shared(known), strict=True))
     else:
-        _fill(made, zip(_OF_REQUEST, values[3], strict=False))
+        made.__dict__.update(zip(_OF_REQUEST, values[3], strict=False))
         made.chain = tuple(made.chain)
         made.choice_reason = values[3][-1]
     if last is not None:
         made.choice_reason, made.prediction = last.reason, last.prediction
         made.alternatives = last.alternatives
     return made
-
-
-def _fill(made: RequestRecord, fields: Iterable[tuple[str, Any]]) -> None:
-    for name, value in fields:
-        setattr(made, name, value)

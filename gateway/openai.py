@@ -64,7 +64,7 @@ class Call:
         """The canonical prompt in parts; empty where there is none to match."""
         if self.document is None:
             return []
-        return canonical_parts(endpoint.api.value, self.document, model=model, adapter=adapter)
+        return canonical_parts(endpoint.api, self.document, model=model, adapter=adapter)
 
 
 def parse(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes, *, ask_usage: bool) -> Call:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from mypy_extensions import mypyc_attr
-
 from policies.designs import Assignment
 from policies.model import Alternative, Outcome, Prediction, Shadowed
 from policies.objectives import Objectives, Partition, Timing, tpot_s
@@ -25,14 +23,12 @@ class TokenSource(StrEnum):
     ESTIMATE = "estimate"  # from bytes, or from what the core expected to be cached
 
 
-@mypyc_attr(native_class=False)  # orjson writes it, and cannot read compiled classes
 @dataclass(slots=True)
 class Tokens:
     count: int | None = None
     source: TokenSource = TokenSource.ESTIMATE
 
 
-@mypyc_attr(native_class=False)  # orjson writes it, and cannot read compiled classes
 @dataclass(slots=True, frozen=True)
 class Unmatched:
     """What stands where the prompt parts from others of its family: where it is, never what it says."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from mypy_extensions import mypyc_attr
-
 from gateway import errors, headers, retry
 from gateway.admit import Admission
 from gateway.client import Client, Scope
@@ -36,7 +34,6 @@ _NO_BUFFER = (b"x-accel-buffering", b"no")
 _METHODS = {"POST": b"POST"}
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Reply(Driven):
     # what a new one starts with; set on the instance where it changes
     admission: Admission | None = None

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import httptools
-from mypy_extensions import mypyc_attr
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -56,7 +55,6 @@ def protocol(
     )
 
 
-@mypyc_attr(native_class=False)
 class WireProtocol(HttpToolsProtocol):
     """One client connection. `cycle` is the request being read, `serving` the one being answered."""
 

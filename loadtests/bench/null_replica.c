@@ -6,7 +6,8 @@
  * first content event after INTERVAL_US, then one event per interval up to "max_tokens" (default 16), the usage event if
  * "include_usage" was asked, [DONE]. Each event is one HTTP chunk and one write. /metrics is as long as vLLM's (about 50 KB)
  * and its counters move, so that what a gateway spends on scraping is counted. One thread, epoll; every interval is the
- * same, so streams wait for their next event in one queue that is always in order of time.
+ * same, so streams wait for their next event in one queue that is always in order of time. Usage: a token for four bytes
+ * of body, of which all whole blocks of 16 but the last token's were cached, as they are where the same is asked again.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -30,7 +31,7 @@
 #define HEADERS "HTTP/1.1 200 OK\r\ndate: Sun, 29 Nov 2026 16:17:40 GMT\r\nserver: uvicorn\r\ncontent-type: "
 
 typedef struct conn {
-    int fd, listening, streaming, usage, left, tokens, want_write;
+    int fd, listening, streaming, usage, left, tokens, prompt, want_write;
     char *in, *out;
     size_t in_len, in_cap, out_len, out_cap, out_at;
     long long due;
@@ -118,15 +119,20 @@ static void answer(conn *c, const char *type, const char *body, size_t n) {
     put(c, body, n);
 }
 
+static int usage(char *out, size_t size, int prompt, int completion) {
+    return snprintf(out, size, "\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_tokens\":%d,"
+        "\"prompt_tokens_details\":{\"cached_tokens\":%d}}", prompt, prompt + completion, completion, (prompt - 1) / 16 * 16);
+}
+
 static int event(conn *c) { /* the next event of a stream; 0: the connection is gone */
     if (c->left == c->tokens) chunk(c, ROLE, sizeof ROLE - 1);
     if (c->left > 1) chunk(c, TEXT, sizeof TEXT - 1); else chunk(c, LAST, sizeof LAST - 1);
     generated++;
     if (--c->left == 0) {
         if (c->usage) {
-            char usage[512];
-            chunk(c, usage, snprintf(usage, sizeof usage, "data: {" ID ",\"choices\":[],\"usage\":{\"prompt_tokens\":17,\"total_tokens\":%d,"
-                "\"completion_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":0}}}\n\n", 17 + c->tokens, c->tokens));
+            char said[256], data[512];
+            usage(said, sizeof said, c->prompt, c->tokens);
+            chunk(c, data, snprintf(data, sizeof data, "data: {" ID ",\"choices\":[],%s}\n\n", said));
         }
         chunk(c, "data: [DONE]\n\n", 14);
         put(c, "0\r\n\r\n", 5);
@@ -170,6 +176,7 @@ static int serve(conn *c, const char *head, const char *body, size_t n) {
     else if (has(body, n, "\"stream\"", "true")) {
         const char *max = memmem(body, n, "\"max_tokens\"", 12);
         c->tokens = c->left = max ? atoi(max + 13 + (max[13] == ' ')) : 16;
+        c->prompt = n / 4 + 1;
         c->usage = has(body, n, "\"include_usage\"", "true");
         static const char head_of_stream[] = HEADERS "text/event-stream; charset=utf-8\r\nvary: Origin\r\ntransfer-encoding: chunked\r\n\r\n";
         put(c, head_of_stream, sizeof head_of_stream - 1);
@@ -178,10 +185,12 @@ static int serve(conn *c, const char *head, const char *body, size_t n) {
         prompts++;
         enqueue(c, now_us() + interval_us);
     } else {
-        static const char done[] = "{\"id\":\"chatcmpl-a0a37310abb798fd\",\"object\":\"chat.completion\",\"created\":1795969060,\"model\":\"null\",\"choices\":[{\"index\":0,\"message\":"
-            "{\"role\":\"assistant\",\"content\":\" river bank\",\"refusal\":null,\"tool_calls\":[],\"reasoning\":null},\"logprobs\":null,\"finish_reason\":\"length\",\"stop_reason\":null}],"
-            "\"usage\":{\"prompt_tokens\":17,\"total_tokens\":19,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":0}},\"prompt_logprobs\":null}";
-        answer(c, "application/json", done, sizeof done - 1);
+        char said[256], done[1024];
+        usage(said, sizeof said, n / 4 + 1, 2);
+        answer(c, "application/json", done, snprintf(done, sizeof done,
+            "{\"id\":\"chatcmpl-a0a37310abb798fd\",\"object\":\"chat.completion\",\"created\":1795969060,\"model\":\"null\",\"choices\":[{\"index\":0,"
+            "\"message\":{\"role\":\"assistant\",\"content\":\" river bank\",\"refusal\":null,\"tool_calls\":[],\"reasoning\":null},\"logprobs\":null,"
+            "\"finish_reason\":\"length\",\"stop_reason\":null}],%s,\"prompt_logprobs\":null}", said));
         prompts++;
         generated += 2;
     }

@@ -96,7 +96,11 @@ class Replica(asyncio.Protocol):
         asked = json.loads(body)
         Totals.prompts += 1
         tokens = asked.get("max_tokens", 16)
-        usage = f'"usage":{{"prompt_tokens":17,"total_tokens":{17 + tokens},"completion_tokens":{tokens}}}'
+        prompt = len(body) // 4 + 1
+        usage = (
+            f'"usage":{{"prompt_tokens":{prompt},"total_tokens":{prompt + tokens},"completion_tokens":{tokens},'
+            f'"prompt_tokens_details":{{"cached_tokens":{(prompt - 1) // 16 * 16}}}}}'
+        )
         if not asked.get("stream"):
             message = '"message":{"role":"assistant","content":" river bank"}'
             text = f'"choices":[{{"index":0,{message},"finish_reason":"length"}}]'
