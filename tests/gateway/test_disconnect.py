@@ -197,19 +197,21 @@ async def test_a_client_that_stops_reading_stops_the_replica(spliced: bool) -> N
             sent += len(text)
         await connection.send(event("", "stop"), DONE)
 
-    async with replica(flood) as a, gateway(a, settings="timeouts.idle_s = 0.3", spliced=spliced) as g:
+    async with replica(flood) as a, gateway(a, spliced=spliced) as g:
         client = await g.connect(receive_buffer=65536)
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await client.post("/v1/chat/completions", CHAT)
 
         def stopped() -> bool:
-            """Nothing is read any more, and the sweep has looked at that for longer than a silent replica may be."""
+            """Nothing is read any more, and the replica would not be blamed for that however long it lasts."""
             exchange = next(iter(g.proxy.live), None)
             relay = None if exchange is None else exchange.relay
-            if exchange is None or relay is None or relay.connection is None:
+            if exchange is None or exchange.admission is None or relay is None or relay.connection is None:
                 return False
-            paused = exchange.client.paused and relay.connection._paused
-            return paused and g.proxy._swept_at > relay.last_sign_at + g.proxy.config.timeouts.idle_s
+            if not (exchange.client.paused and relay.connection._paused):
+                return False
+            assert g.proxy.overdue(relay, exchange.admission, exchange.client.paused, relay.last_sign_at + 1e6) is None
+            return True
 
         await until(lambda: sent >= total or stopped(), 60.0)
         assert sent < total
