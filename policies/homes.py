@@ -70,9 +70,21 @@ class _Shares:
             young[key] = young.get(key, 0) + 1
         self._young_total += 1
 
-    def most(self, parts: int, prior: float, slack: float) -> float:
-        """The count that is `slack` times an equal part of all counted (and a prior of so many more)."""
-        return slack * (self._young_total + 0.5 * self._old_total + prior) / parts
+    def separates(self, chain: Sequence[int], parts: int, slack: float) -> int:
+        """The first key of a chain that is asked for at most `slack` times as often as an equal part of all counted
+        (and a prior of two for each part); its last where none is."""
+        most = slack * (self._young_total + 0.5 * self._old_total + 2.0 * parts) / parts
+        young, old, length = self.young, self.old, len(chain)
+        for depth in DEPTHS:
+            if depth > length:
+                break
+            key = chain[depth - 1]
+            count = young.get(key)
+            if count is None and not old:
+                return key
+            if (count or 0) + 0.5 * old.get(key, 0) <= most:
+                return key
+        return chain[-1]
 
 
 class Homes:
@@ -107,15 +119,7 @@ class Homes:
             return xxh3_64_intdigest(adapter.encode())
         if not chain:
             return None if session is None else xxh3_64_intdigest(session.encode())
-        n, length, shares = len(self.ring.weights) or 1, len(chain), self._shares
-        most, young, old = shares.most(n, 2.0 * n, 1.0 + self.EPS), shares.young, shares.old
-        for depth in DEPTHS:
-            if depth > length:
-                break
-            key = chain[depth - 1]
-            if young.get(key, 0) + 0.5 * old.get(key, 0) <= most:
-                return key
-        return chain[-1]
+        return self._shares.separates(chain, len(self.ring.weights) or 1, 1.0 + self.EPS)
 
     def seen(self, chain: Sequence[int], now: float) -> None:
         """Count one request towards the shares of its prefixes."""
@@ -128,7 +132,9 @@ class Homes:
             return 1
         self._cool(heat, now)
         needed = math.ceil(heat.work_s / self.MEMORY_S / self.FULL)
-        return max(1, min(len(self.ring), max(needed, 1) + heat.extra))
+        wanted = (needed if needed > 1 else 1) + heat.extra
+        most = len(self.ring.weights)
+        return wanted if wanted < most else max(1, most)
 
     def used(self, key: int, work_s: float, now: float) -> None:
         """A request under this key was dispatched and costs `work_s` seconds of prefill."""

@@ -66,8 +66,10 @@ class WorkingSet:
 
     def alive(self, request: Request) -> bool:
         """Whether its conversation is, as far as is known here or from what other gateways saw of its prompt."""
-        elsewhere = max(request.shared_depth.values(), default=0)
-        return self.known(request) is not None or 2 * elsewhere >= max(1, len(request.chain))
+        if self.known(request) is not None:
+            return True
+        elsewhere = max(request.shared_depth.values(), default=0) if request.shared_depth else 0
+        return 2 * elsewhere >= max(1, len(request.chain))
 
     def headroom(self, capacity_tokens: float, now: float) -> float:
         """Tokens of context a new conversation may bring now. Unknown capacity (0) keeps nobody out."""
@@ -93,7 +95,8 @@ class WorkingSet:
         before = conversation.tokens
         conversation.open += 1
         conversation.turns += 1
-        conversation.tokens = max(conversation.tokens, float(request.prompt_tokens))
+        if request.prompt_tokens > conversation.tokens:
+            conversation.tokens = float(request.prompt_tokens)
         conversation.seen_at = now
         self._alive.move_to_end(key)
         self._weigh(conversation)
@@ -140,12 +143,14 @@ class WorkingSet:
 
     def _expire(self, now: float) -> None:
         limit = now - PATIENCE * self.think_s
-        for _ in range(8):  # a few per call: the sum is an expectation anyway
-            conversation = next(iter(self._alive.values()), None)
-            if conversation is None or conversation.seen_at >= limit:
+        alive, left = self._alive, 8  # a few per call: the sum is an expectation anyway
+        while alive and left:
+            conversation = next(iter(alive.values()))
+            if conversation.seen_at >= limit:
                 return
+            left -= 1
             if conversation.open:
-                self._alive.move_to_end(conversation.key)
+                alive.move_to_end(conversation.key)
                 continue
             self._ended[min(conversation.turns, 3) - 1] += 1.0
             self._evidence += 1
