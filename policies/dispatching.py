@@ -109,7 +109,10 @@ class Dispatcher:
         return Dispatch(request.id, replica.id, choice.reason, prediction, alternatives)
 
     def _sent(self, tracked: Tracked, replica: Replica, charge: Charge, now: float) -> None:
-        self._changed(replica, now)
+        if self.by_count:
+            replica.counted(now)
+        else:
+            replica.changed(now)
         tracked.replica, tracked.charge, tracked.started = replica, charge, False
         tracked.attempts += 1
         tracked.tried = (*tracked.tried, replica.id) if tracked.tried else (replica.id,)
@@ -117,13 +120,6 @@ class Dispatcher:
             replica.fill[tracked.request.id] = tracked
         if self.listens:
             self.policy.observe(Dispatched(tracked.request, replica.id), now)
-
-    def _changed(self, replica: Replica, now: float) -> None:
-        """Its ledger did: brings the view up to date, as far as the policy reads it."""
-        if self.by_count:
-            replica.counted(now)
-        else:
-            replica.changed(now)
 
     def first_token(self, tracked: Tracked, now: float) -> None:
         replica, charge = tracked.replica, tracked.charge
@@ -137,7 +133,10 @@ class Dispatcher:
         done = replica.ledger.first_token(request.id, charge, now)
         if done and now > since and _tell(done):
             self._learn(replica, charge, done, since, now)
-        self._changed(replica, now)
+        if self.by_count:
+            replica.counted(now)
+        else:
+            replica.changed(now)
         ttft = now - charge.dispatched_at
         if charge.looked and charge.clocked and not charge.stale:
             predicted = tracked.predicted_ttft_s
@@ -178,7 +177,10 @@ class Dispatcher:
         if done and charge.prefilling and not charge.clocked:
             self._bounded(tracked, replica, charge, now)
         replica.ledger.release(request.id, charge, now)
-        self._changed(replica, now)
+        if self.by_count:
+            replica.counted(now)
+        else:
+            replica.changed(now)
         if done and usage is not None and usage.completion_tokens:
             self.outputs.observe(request.service_class, usage.completion_tokens)
         if replica.fill:

@@ -89,8 +89,11 @@ class Replica:
 
     def changed(self, now: float) -> None:
         """Its ledger or its scrape changed: brings the parts of the view up to date that no request changes."""
-        self.counted(now)
         view, ledger, kv = self.view, self.ledger, self.kv
+        if self.peers is None:
+            view.in_flight = ledger.in_flight
+        else:
+            self.counted(now)
         view.live_decodes = ledger.live_decodes
         view.kv_tokens = ledger.kv_tokens
         view.kv_capacity_tokens = kv.capacity
