@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from loadtests import engine_watch, results, screen
+from loadtests import engine_watch, results, screen, watch
 from loadtests.constraint import constraint
 from loadtests.engine_watch import Totals, gained, mean_s
 from loadtests.split import Split, mean, split
@@ -75,6 +75,8 @@ def of_folder(console: Console, folder: Path, price: float | None, gpus: int | N
         console.print(split_table(whole, f"{arm}, load {load:g}: mean of {len(splits.get((arm, load), []))} answers"))
         if caches := engine_watch.by_cache(engine):
             console.print(cache_line(caches), highlight=False)
+        if told := watch.line([row for run in runs for row in run.get("watched") or ()]):
+            console.print(told, highlight=False)
         found = constraint(worst(runs), whole, engine)
         console.print(f"constraint: [bold]{found.name}[/bold]. {found.evidence}", highlight=False)
         console.print(f"try next:   {found.try_next}", highlight=False)
@@ -161,11 +163,14 @@ async def of_traffic(console: Console, url: str, seconds: float) -> None:
     urls = [member["url"] for member in answer.json()]
     before = await engine_watch.totals(urls)
     started = time.monotonic()
-    for _ in track(range(round(seconds * 10)), "watching", console=console, transient=True):
-        await asyncio.sleep(0.1)
+    with watch.Watch(urls, url) as seen:
+        for _ in track(range(round(seconds * 10)), "watching", console=console, transient=True):
+            await asyncio.sleep(0.1)
     after = await engine_watch.totals(urls)
     engine, passed = gained(before, after), time.monotonic() - started
+    held, dispatched = seen.totals.get("held_sum_s", 0.0), seen.totals.get("held_count", 0.0)
     whole = Split(
+        gateway_queue=held / dispatched if dispatched > 0 else 0.0,
         engine_queue=mean_s(engine, "queue") or 0.0,
         prefill=mean_s(engine, "prefill") or 0.0,
         decode=mean_s(engine, "decode") or 0.0,
@@ -174,6 +179,8 @@ async def of_traffic(console: Console, url: str, seconds: float) -> None:
     if not finished:
         raise DiagnosisError(f"no request finished at {len(urls)} replicas in {passed:.0f} s; watch longer with --for")
     console.print(split_table(whole, f"{finished:.0f} requests finished in {passed:.0f} s, as the replicas saw them"))
+    if told := watch.line(seen.rows):
+        console.print(told, highlight=False)
     caches = engine_watch.by_cache(engine)
     if caches:
         console.print(cache_line(caches), highlight=False)
@@ -184,4 +191,4 @@ async def of_traffic(console: Console, url: str, seconds: float) -> None:
     found = constraint(run, whole, engine)
     console.print(f"constraint: [bold]{found.name}[/bold]. {found.evidence}", highlight=False)
     console.print(f"try next:   {found.try_next}", highlight=False)
-    console.print("client lag, gateway queue and objectives are not seen from here: use a replay for those")
+    console.print("client lag and objectives are not seen from here: use a replay for those")

@@ -24,6 +24,7 @@ from loadtests.record import Record
 from loadtests.requests import Shape, ShapeError
 from loadtests.schedule import Schedule, ScheduleError
 from loadtests.senders import LiveRun, SenderError
+from loadtests.watch import Watch
 
 RETRIES = {"none": retry.NONE, "official": retry.OFFICIAL}
 
@@ -140,12 +141,14 @@ def measure(
     title: str | None = None,
 ) -> tuple[dict[str, Any], list[Record]]:
     """Runs with a progress bar; gives the entry of summary.json and the records."""
-    with screen.bar(console, title or policy, live.schedule, live.time_scale) as show:
+    bar = screen.bar(console, title or policy, live.schedule, live.time_scale)
+    with bar as show, Watch(replicas, live.url) as watch:
         got = senders.run(live, show)
     run = summarise(
         live.schedule, got.records, got.sustained, policy=policy, replicas=len(replicas) or None,
         response_paced=live.behaviour.concurrency is not None,
     )  # fmt: skip
+    run["watched"] = watch.rows
     run["time_scale"] = live.time_scale
     run["connections"] = {"opened": got.connections_opened, "reused": got.connections_reused}
     return run, got.records
