@@ -62,7 +62,12 @@ def engine(profile: Profile, budget: int | None, unit_tokens: int) -> EngineConf
             f"profile {profile.name}: block_size {profile.block_size} does not divide the schedule's {unit_tokens}"
         )
     return EngineConfig(
-        profile=profile, max_num_batched_tokens=budget, unit_tokens=unit_tokens, max_loras=8, lora_load_s=LORA_LOAD_S
+        profile=profile,
+        max_num_batched_tokens=budget,
+        max_num_seqs=None if budget is None else min(profile.max_num_seqs, budget),  # vLLM starts with no more
+        unit_tokens=unit_tokens,
+        max_loras=8,
+        lora_load_s=LORA_LOAD_S,
     )
 
 

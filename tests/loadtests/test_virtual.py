@@ -9,8 +9,9 @@ import pytest
 
 import policies
 from loadtests.books import check
+from loadtests.engine import Engine
 from loadtests.gateways import balancers
-from loadtests.profiles import Profile
+from loadtests.profiles import PROFILES, Profile
 from loadtests.results import ConservationError, summarise
 from loadtests.scenario import Incident, Scenario, engine, parse_incident
 from loadtests.schedule import Row, Schedule
@@ -178,3 +179,10 @@ def test_incidents_are_read_from_the_command_line() -> None:
     assert parse_incident("restarted:1@60+5") == Incident("restarted", 60.0, 1, down_s=5.0)
     with pytest.raises(ValueError, match="lost:0@120"):
         parse_incident("gone:1@2")
+
+
+def test_a_budget_below_the_sequences_of_a_profile_lowers_those_too() -> None:
+    """vLLM does not start with more sequences than tokens in a step, so whoever sets 512 has to set both."""
+    small = engine(PROFILES["h100-70b"], 512, 64)
+    assert (Engine(small).budget, Engine(small).max_seqs) == (512, 512)
+    assert Engine(engine(PROFILES["h100-70b"], 8192, 64)).max_seqs == 1024
