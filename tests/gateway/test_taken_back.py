@@ -5,27 +5,38 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Coroutine
+from typing import Any
 
+import httpx
 import pytest
 
 from gateway.exchange import Exchange
 from loadtests.faults import Command
 from loadtests.replica import Fleet, ReplicaSettings
 from policies.model import Abort, Dispatch, Prediction
-from tests.gateway.running import running, until
+from tests.gateway.running import Running, running, until
 
 
 def to(replica_id: str) -> Dispatch:
     return Dispatch("r1", replica_id, "load", Prediction(0.1, 0.01, 10, 0, None), ())
 
 
+async def sent(
+    g: Running, request: Coroutine[Any, Any, httpx.Response]
+) -> tuple[asyncio.Task[httpx.Response], Exchange]:
+    """The request under way, and its exchange once it went to a replica; it is the only one."""
+    asked = asyncio.create_task(request)
+    await until(lambda: any(not e.held and e.record.attempts for e in g.gateway.proxy.live))
+    (exchange,) = g.gateway.proxy.live
+    return asked, exchange
+
+
 async def test_a_decision_taken_back_before_it_was_followed_leaves_nothing_behind() -> None:
     async with Fleet.of(ReplicaSettings(), 2) as fleet, running(*fleet.urls, health={"hang_s": 600.0}) as g:
         for member in fleet.members:
             member.order(Command("hang"))
-        asked = asyncio.create_task(g.chat(stream=False))
-        await until(lambda: any(not e.held and e.record.attempts for e in g.gateway.proxy.live))
-        exchange: Exchange = next(iter(g.gateway.proxy.live))
+        asked, exchange = await sent(g, g.chat(stream=False))
         first = exchange.record.attempts[0].replica_id
         other = "r1" if first == "r0" else "r0"
         exchange.on_decision(Abort(exchange.record.request_id, "taken_back", requeue=True))
@@ -48,9 +59,7 @@ async def test_a_request_held_by_a_replica_that_shut_its_port_is_tried_elsewhere
     async with Fleet.of(ReplicaSettings(), 2) as fleet, running(*fleet.urls, health=never) as g:
         for member in fleet.members:
             member.order(Command("hang"))
-        asked = asyncio.create_task(g.chat(stream=False))
-        await until(lambda: any(not e.held and e.record.attempts for e in g.gateway.proxy.live))
-        exchange: Exchange = next(iter(g.gateway.proxy.live))
+        asked, exchange = await sent(g, g.chat(stream=False))
         first = exchange.record.attempts[0].replica_id
         other = fleet.members[1 if first == "r0" else 0]
         other.order(Command("clear"))
@@ -84,9 +93,7 @@ async def test_a_request_whose_objective_passed_on_a_hung_replica_is_answered_la
             member.order(Command("hang"))
         body = {"model": "sim", "messages": [{"role": "user", "content": "now"}], "max_tokens": 2, "stream": True}
         headers = {"x-slo-ttft-ms": "400"}
-        asked = asyncio.create_task(g.http.post("/v1/chat/completions", json=body, headers=headers))
-        await until(lambda: any(not e.held and e.record.attempts for e in g.gateway.proxy.live))
-        exchange: Exchange = next(iter(g.gateway.proxy.live))
+        asked, exchange = await sent(g, g.http.post("/v1/chat/completions", json=body, headers=headers))
         assert exchange.admission is not None
         objective = exchange.admission.request.ttft_deadline
         assert objective is not None

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.tenants import digest
 from tests.serving import CHAT, PLAIN, Gateway, Stream, chat, gateway, post, samples, streaming, wait_for
-from tests.simulated import Simulated, simulated
+from tests.simulated import Simulated
 
 # `answer_s`: a core that is only slow on a busy machine must not be taken for one that hangs
 QUICK = f"""
@@ -49,12 +49,6 @@ COUNTERS = (
     "forebay_held_requests",
     "forebay_held_bytes",
 )
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    with simulated(tmp_path_factory.mktemp("replicas"), 2) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.serving import PLAIN, Gateway, chat, gateway, post, wait_for
-from tests.simulated import Simulated, simulated
+from tests.simulated import Simulated
 
 CONFIG = """
 [workers]
@@ -28,12 +28,6 @@ tpot_s = "none"
 """
 SHARED = "\n".join(f"Rule {n}: be brief about the {n}th secretword and cite what you know." for n in range(60))
 TOKEN = {"authorization": "Bearer s3cret"}
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    with simulated(tmp_path_factory.mktemp("replicas"), 2) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
