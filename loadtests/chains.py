@@ -25,7 +25,7 @@ class Chains:
         self._block_bytes = block_tokens * bytes_per_token
         self._per_block = self._block_bytes // CHUNK_BYTES if self._block_bytes % CHUNK_BYTES == 0 else 0
         self._cache: dict[int, tuple[int, ...]] = {}
-        self._shared: dict[int, dict[str, tuple[float, int]]] = {}  # when, chunks after it
+        self._shared: dict[int, dict[str, tuple[float, int]]] = {}  # until when, chunks after it
 
     def of(self, row: Row) -> tuple[int, ...]:
         """Full chunks only, at most 128 KB of them; the adapter separates what its text does not."""
@@ -57,13 +57,14 @@ class Chains:
             left -= take
         return "".join(parts)
 
-    def share(self, row: Row, replica_id: str, now: float, answer_tokens: int = 0) -> None:
-        """Tell the other gateways that this prompt went there, and how long its answer was when that is known."""
+    def share(self, row: Row, replica_id: str, now: float, answer_tokens: int = 0, stays_s: float = SHARED_S) -> None:
+        """Tell the other gateways that this prompt went there, how long its answer was when that is known, and how
+        long such a thing stays cached."""
         chain = self.of(row)
         whole = (row.prompt_tokens + answer_tokens) * self.bytes_per_token // CHUNK_BYTES
         for depth in told(len(chain)):
             holders = self._shared.setdefault(chain[depth - 1], {})
-            holders[replica_id] = (now, whole - depth if depth == len(chain) else 0)
+            holders[replica_id] = (now + min(stays_s, SHARED_S), whole - depth if depth == len(chain) else 0)
             if len(holders) > SHARED_HOLDERS:
                 del holders[min(holders, key=lambda r: (holders[r][0], r))]
 
@@ -72,7 +73,7 @@ class Chains:
         chain = self.of(row)
         found: dict[str, int] = {}
         for depth in asked(len(chain)):
-            for replica_id, (at, more) in self._shared.get(chain[depth - 1], {}).items():
-                if now - at <= SHARED_S:
+            for replica_id, (until, more) in self._shared.get(chain[depth - 1], {}).items():
+                if now <= until:
                     found[replica_id] = depth + more
         return found

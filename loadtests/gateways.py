@@ -11,6 +11,7 @@ from loadtests.schedule import Row, Schedule
 from loadtests.seeds import mix, name_id
 from loadtests.simreplica import SimReplica
 from policies.core import Balancer
+from policies.fleet_state import Replica
 from policies.model import PeerLoad, Request, ServiceClass
 from policies.policy import RoutingPolicy
 from policies.settings import Settings
@@ -48,10 +49,11 @@ class RequestMaker:
         }
         self.expect: Callable[[Row], int] | None = None  # expected output tokens; None: nobody knows
 
-    def went_to(self, row: Row, replica_id: str, now: float, answer_tokens: int = 0) -> None:
-        """For the index that gateways share, where they do: at dispatch, and again with the length of its answer."""
+    def went_to(self, row: Row, replica: Replica, now: float, answer_tokens: int = 0) -> None:
+        """For the index that gateways share, where they do: at dispatch, and again with the length of its answer.
+        `replica` is as its gateway knows it."""
         if self.shared_index:
-            self.chains.share(row, replica_id, now, answer_tokens)
+            self.chains.share(row, replica.id, now, answer_tokens, replica.keeps_s)
 
     def held_after(self, row: Row) -> tuple[int, ...]:
         """Ids of the blocks an engine holds when it has answered: the prompt's, and the answer's as far as known.

@@ -218,7 +218,7 @@ class Simulation:
         flight.replica = replica
         replica.open[flight.request.id] = flight
         replica.jobs.append(job)
-        self.maker.went_to(row, replica.id, now)
+        self.maker.went_to(row, self.cores[flight.gateway].fleet.replicas[replica.id], now)
         if replica.engine.current is None:
             replica.wake_up(now)
         self._follow(replica)
@@ -315,7 +315,7 @@ class Simulation:
         timing = Timing(flight.first_at - start, now - start, now - start, job.outputs, record.longest_gap_s)
         partition = judge(timing, self.schedule.objectives(row))
         usage = Usage(row.prompt_tokens, job.outputs, job.cached_tokens)
-        self.maker.went_to(row, replica.id, now, job.outputs)
+        self.maker.went_to(row, self.cores[flight.gateway].fleet.replicas[replica.id], now, job.outputs)
         self.finish(flight, partition, now)
         self.decide(flight.gateway, self.ended(flight, Outcome.SUCCESS, usage, now), now)
 

@@ -146,8 +146,11 @@ class Dispatcher:
             self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
 
     def _learn(self, replica: Replica, charge: Charge, done: list[Charge], since: float, now: float) -> None:
-        """One busy period that began at `since`. What took no longer than it would have taken alone did not queue,
-        however many were out: engines batch short prompts, and the network is a pipeline."""
+        """One busy period that began at `since`; none in which others had prefill there. What took no longer than it
+        would have taken alone did not queue, however many were out: engines batch short prompts, and the network is a
+        pipeline."""
+        if since <= replica.peers_busy_at:
+            return
         tokens = context = 0.0
         for c in done:
             tokens += c.uncached_tokens

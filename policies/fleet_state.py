@@ -13,6 +13,7 @@ from policies.ledger import WorkLedger
 from policies.model import Added, FleetView, PeerLoad, Pulse, ReplicaView, Request, Scraped
 from policies.pacing import Pace
 from policies.predictor import DecodeFit, PrefillFit
+from policies.residence import Residence
 from policies.settings import Settings
 from policies.tracked import Tracked
 
@@ -25,9 +26,8 @@ class Replica:
 
     __slots__ = (
         "adapters_served", "added_at", "awaited", "closed_until", "decode", "draining", "ejected", "engine_ttft_s",
-        "fill", "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "pulsed", "scraped",
-        "service_s", "slot",
-        "slow_start_s", "statistical", "ttft_s", "view",
+        "fill", "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "peers_busy_at", "prefill", "pulsed",
+        "residence", "scraped", "service_s", "slot", "slow_start_s", "statistical", "ttft_s", "view",
     )  # fmt: skip
 
     def __init__(self, event: Added, slot: int, prior: PrefillFit, now: float) -> None:
@@ -37,6 +37,7 @@ class Replica:
         self.ledger = WorkLedger()
         self.pace = Pace()
         self.kv = KVHeadroom(None if event.kv_capacity_tokens is None else float(event.kv_capacity_tokens))
+        self.residence = Residence()
         hint = event.prefill_rate
         self.prefill = PrefillFit(hint or prior.rate, prior.overhead_s, hinted=hint is not None)
         if hint is None:
@@ -47,6 +48,7 @@ class Replica:
         self.added_at, self.slow_start_s = now, event.slow_start_s
         self.scraped: Scraped | None = None
         self.peers: PeerLoad | None = None
+        self.peers_busy_at = float("-inf")  # others were last heard to have prefill here
         self.pulsed = Pulse()  # what our own streams did last
         self.parked_s = 0.0  # prefill seconds of held requests that would go here
         self.awaited = 0  # how many of these do not only fill
@@ -106,6 +108,14 @@ class Replica:
             in_flight += peers.in_flight
         self.view.in_flight = in_flight
 
+    def heard(self, peers: PeerLoad, now: float) -> None:
+        """Other gateways say what they have here."""
+        self.peers = peers
+        if peers.prefill_backlog_tokens > 0.0 or peers.spent_s > 0.0:
+            self.peers_busy_at = now
+        self.pace.spent_elsewhere(peers.spent_s, now)
+        self.changed(now)
+
     def snapshot(self, now: float) -> dict[str, float | bool | None]:
         """Plain values for metrics; seconds, tokens, shares."""
         return {
@@ -124,6 +134,11 @@ class Replica:
             "kv_capacity_tokens": self.kv.capacity,
             "kv_free_tokens": self.kv.free(self.ledger.kv_tokens, now),
         }
+
+    @property
+    def keeps_s(self) -> float:
+        """How long a prefix that nobody uses stays cached here; infinite where that is not known."""
+        return self.residence.seconds(self.kv.capacity)
 
     def peers_tokens(self, now: float) -> float:
         """Prefill tokens that other gateways have here, less what has drained since they said so."""

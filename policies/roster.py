@@ -82,6 +82,7 @@ class Roster:
     def _scraped(self, replica: Replica, event: Scraped, now: float) -> None:
         was_down = replica.down
         replica.scraped = replica.view.scraped = event
+        replica.residence.scraped(event)
         replica.kv.scraped(event, 0.5 * replica.ledger.answer_tokens, self.dispatcher.settings)
         replica.changed(now)
         if replica.kv.capacity is not None:
@@ -94,8 +95,6 @@ class Roster:
             self.fleet.refresh()
 
     def _heard(self, replica: Replica, event: PeerLoad, now: float) -> None:
-        replica.peers = event
-        replica.pace.spent_elsewhere(event.spent_s, now)
-        replica.changed(now)
+        replica.heard(event, now)
         if not replica.pulsed.live and event.live:  # nobody else pulses here
             replica.pace.pulse(replica.everyones(Pulse(), now), replica.decode, self.dispatcher.settings, now)

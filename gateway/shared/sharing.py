@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ class Sharing(Collector):
         self.me = table.gateway_id or f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
         self.store = Store(table, environ)
         self.scheduler = scheduler
-        self.index = PrefixIndex(self.store, self._started_at, scheduler.clock)
+        self.index = PrefixIndex(self.store, self._started_at, scheduler.clock, self._keeps_s)
         self.registers = Registers(self.store, self.me, scheduler)
         self.lookups = Lookups(self.store)
         self.changes = Changes(self.store, self.me)
@@ -107,6 +108,10 @@ class Sharing(Collector):
     def _started_at(self, replica_id: str) -> float | None:
         replica = self.scheduler.balancer.fleet.replicas.get(replica_id)
         return None if replica is None or replica.scraped is None else replica.scraped.started_at
+
+    def _keeps_s(self, replica_id: str) -> float:
+        replica = self.scheduler.balancer.fleet.replicas.get(replica_id)
+        return math.inf if replica is None else replica.keeps_s
 
     def collect(self) -> Iterator[Metric]:
         up, peers = self.store.up, self.registers.peers
