@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -219,6 +220,31 @@ def workers_command(
         f"(bar {several.MOST_P99_S * 1e3:g} ms) {'[green]met' if near else '[red]missed'}"
     )
     raise typer.Exit(0 if met and near else 1)
+
+
+@app.command("partition")
+def partition_command(
+    seconds: Annotated[float, typer.Option(help="how long clients stream, all in all")] = 30.0,
+    dropped: Annotated[float, typer.Option(help="how long packets of one gateway are dropped")] = 8.0,
+) -> None:
+    """One gateway of two is cut off by a network namespace whose packets are dropped; exit status 1 if it fails.
+
+    Example: python -m loadtests.bench partition --seconds 40 --dropped 12
+    """
+    from loadtests.bench.partition import partition
+
+    try:
+        found = partition(seconds, dropped, console)
+    except (subprocess.CalledProcessError, FileNotFoundError, TimeoutError) as failure:
+        said = getattr(failure, "stderr", None)
+        console.print(f"[red]{failure}{'' if not said else ': ' + said.decode().strip()}", highlight=False)
+        raise typer.Exit(1) from None
+    for name, seen in found.outcomes.items():
+        outcomes = ", ".join(f"{n} {kind}" for kind, n in seen.most_common())
+        console.print(f"{name}: {outcomes}; {found.recorded[name]:.0f} records", highlight=False)
+    console.print(f"all known to all {found.back_s:.1f} s after; left over: {', '.join(found.left) or 'nothing'}")
+    console.print("[green]holds" if found.holds else "[red]does not hold")
+    raise typer.Exit(0 if found.holds else 1)
 
 
 @app.command("decisions")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,3 +198,20 @@ def test_no_quartile_is_priced_out_beyond_the_bound(
     for i in range(4):
         least = fairness.least_share(i, average, best)
         assert not of[i] or 1.0 - out[i] >= min(1.0, least) - 2.0 / of[i]
+
+
+def test_thousands_of_arrivals_are_judged_by_a_part_of_them_and_the_price_is_the_same() -> None:
+    """Sorting all of a thousand requests a second would hold up a decision by 20 ms twice a second."""
+    thresholds = []
+    for rate in (50, 1000):  # a second; the fleet serves half of what both ask for
+        price = Price(SizeFairness(float("inf")))
+        rng = random.Random(7)
+        now = 0.0
+        for _ in range(30 * rate):
+            now += 1.0 / rate
+            price.fairness.arrived(1000)
+            price.too_dear(1000, rng.expovariate(1.0) / rate, None, now)
+        price.set(0.5 / price.factor, now)
+        thresholds.append(max(price.thresholds) * rate)
+    assert thresholds[0] == pytest.approx(1.68, rel=0.15)  # t of half the work: 1 - (1 + t) exp(-t) = 0.5
+    assert thresholds[1] == pytest.approx(1.68, rel=0.15)
