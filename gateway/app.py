@@ -7,6 +7,7 @@ before either, so that it stays quick whatever they do. Life: `start` on the run
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -137,6 +138,7 @@ class Gateway:
         secrets = Secrets.of(config.admin, config.metrics, environ)
         self.secrets = secrets
         self.registry = registry
+        self._turn = asyncio.Lock()
         self.admin = application(self.control, registry, self.gauges, secrets, self.version)
         prefixes.mount(self.admin, self.prefixes)
         live.mount(self.admin, self.live)
@@ -201,6 +203,8 @@ class Gateway:
             if path == "/health":
                 await health(send)
             elif path.startswith(CONTROL):
+                async with self._turn:  # one a turn of the loop: a thousand at once must not hold up the streams
+                    await asyncio.sleep(0)
                 await self.admin(scope, receive, send)
             else:
                 await self.proxy(scope, receive, send)

@@ -43,6 +43,7 @@ class Asked:
 
     def __init__(self, application: Application) -> None:
         self._application = application
+        self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, hand: HandLink, message: Message) -> None:
@@ -77,6 +78,8 @@ class Asked:
                 return {"type": "http.disconnect"}
             return given.pop()
 
+        async with self._turn:  # one a turn of the loop, as in one process
+            await asyncio.sleep(0)
         try:
             await self._application(scope, receive, answer.send)
         except Exception:

@@ -22,6 +22,7 @@ from gateway.fleet import Fleet
 from gateway.replica import Replica
 from gateway.sections import Health, Scrape
 
+AT_ONCE, APART_S = 32, 0.003  # a thousand that begin in one turn of the loop would hold up every stream for a second
 log = logging.getLogger("forebay.fleet")
 
 
@@ -46,6 +47,7 @@ class Watch:
         self.settled = asyncio.Event()  # every replica has answered, or failed, its first probe
         self._troubles: dict[tuple[str, str], str] = {}
         self._models_read_at: dict[str, float] = {}
+        self._turn = asyncio.Lock()  # of those that begin one after the other
 
     def sync(self) -> None:
         """Call after replicas were added, removed or replaced."""
@@ -57,11 +59,13 @@ class Watch:
                 for key in [k for k in self._troubles if k[0] == replica_id]:
                     del self._troubles[key]
                 task.cancel()
+        begun = 0
         for replica in self._fleet.replicas.values():
             if replica.id not in self._tasks:
-                task = asyncio.create_task(self._watch(replica), name=f"watch {replica.id}")
+                task = asyncio.create_task(self._watch(replica, begun >= AT_ONCE), name=f"watch {replica.id}")
                 task.add_done_callback(_report)
                 self._tasks[replica.id] = (replica, task)
+                begun += 1
 
     def configure(self, health: Health, scraping: Scrape) -> None:
         """New intervals, and whatever changed in the fleet."""
@@ -75,7 +79,10 @@ class Watch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self, replica: Replica) -> None:
+    async def _watch(self, replica: Replica, in_turn: bool) -> None:
+        if in_turn:
+            async with self._turn:
+                await asyncio.sleep(APART_S)
         look = asyncio.Event()  # a scrape failed after one that did not: the next probe is due now
         async with scrape.client(replica) as http, asyncio.TaskGroup() as loops:
             loops.create_task(self._probe_loop(replica, http, look))

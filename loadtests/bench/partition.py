@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,9 +136,7 @@ def partition(seconds: float, dropped_s: float, console: Console) -> Partitioned
         try:
             space.make()
             with _servers(space, Path(folder)) as (urls, replicas), ThreadPoolExecutor(2 * CLIENTS) as pool:
-                whole = lambda: all(_value(u, "forebay_replica_available") == replicas for u in urls.values())  # noqa: E731
-                met = lambda: all(_value(u, "forebay_shared_peers") == 1 for u in urls.values())  # noqa: E731
-                _wait(lambda: whole() and met(), "both gateways have all replicas and each other")
+                _wait(lambda: _complete(urls, replicas), "both gateways have all replicas and each other")
                 jobs = {n: [pool.submit(_client, u, i, stop) for i in range(CLIENTS)] for n, u in urls.items()}
                 with console.status("streams, a partition, streams"):
                     time.sleep((seconds - dropped_s) / 2)
@@ -146,7 +144,7 @@ def partition(seconds: float, dropped_s: float, console: Console) -> Partitioned
                     time.sleep(dropped_s)
                     space.drop(False)
                     healed = time.monotonic()
-                    _wait(lambda: whole() and met(), "they have them again")
+                    _wait(lambda: _complete(urls, replicas), "they have them again")
                     found.back_s = time.monotonic() - healed
                     time.sleep((seconds - dropped_s) / 2)
                 stop.set()
@@ -160,6 +158,12 @@ def partition(seconds: float, dropped_s: float, console: Console) -> Partitioned
             stop.set()
             space.close()
     return found
+
+
+def _complete(urls: Mapping[str, str], replicas: int) -> bool:
+    """Whether every gateway has all replicas and knows the other."""
+    here = all(_value(url, "forebay_replica_available") == replicas for url in urls.values())
+    return here and all(_value(url, "forebay_shared_peers") == 1 for url in urls.values())
 
 
 def _client(url: str, number: int, stop: threading.Event) -> Counter[str]:
