@@ -22,6 +22,7 @@ from gateway.config import Config, ConfigError, build
 from gateway.fleet import OPERATOR
 from gateway.hub import Hub
 from gateway.relayed import Asked
+from policies.learnt import recall
 from policies.model import FleetEvent, PeerLoad, Scraped
 
 SETTLE_S = 3.0
@@ -73,7 +74,9 @@ class Core(Gateway):
     def _unsettled(self) -> bool:
         return bool(self.fleet.awaited) or (self._again and self.proxy.before is None)
 
-    def _take_over(self, number: int, document: Mapping[str, Any], seen: mirror.View) -> None:
+    def _take_over(
+        self, number: int, document: Mapping[str, Any], seen: mirror.View, known: Mapping[str, Any] | None
+    ) -> None:
         config = build(document)
         if config != self.config:
             self.control.apply(config, "as it ran before the core was restarted")
@@ -86,6 +89,8 @@ class Core(Gateway):
                 self.fleet.drain(name)
             if available or drained_by:
                 self.fleet.probed(name, None)
+        if known is not None:
+            recall(self.balancer.dispatcher, known)
         log.info("took over %d replicas and configuration %d from the hands", len(rows), number)
 
 

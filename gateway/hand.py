@@ -50,6 +50,7 @@ class Hand:
         self._path = path
         self._number = 0
         self._document: dict[str, Any] | None = None
+        self._learnt: dict[str, Any] | None = None  # by the core, for the one after it
         self.fleet = Mirror(self._sign)
         self.scheduler = RemoteScheduler(self.fleet, config.workers.answer_s, self._hung)
         self.proxy = HandProxy(
@@ -159,7 +160,8 @@ class Hand:
                 await asyncio.sleep(CALL_S)
                 continue
             self._calling_link, self._lost = link, lost
-            link.tell([To.HELLO, self.slot, os.getpid(), self._number, self._document, self.fleet.seen])
+            known = [self._number, self._document, self.fleet.seen, self._learnt]
+            link.tell([To.HELLO, self.slot, os.getpid(), *known])
             try:
                 await lost
             finally:
@@ -211,6 +213,8 @@ class Hand:
             self.proxy.give_up_on(message[1], message[2])
         elif kind == To.MADE:
             Proxy.made(self.proxy, message[1], message[2])
+        elif kind == To.LEARNT:
+            self._learnt = message[1]
         elif kind == To.LAG:
             self._core_lag_s = message[1]
 

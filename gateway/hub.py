@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -33,6 +33,7 @@ from gateway.tenants import Tenants
 from gateway.trial import late
 from policies.canonical import canonical_parts
 from policies.designs import Assignment
+from policies.learnt import learnt
 from policies.model import Outcome, Pulse, Request, Usage
 from policies.objectives import Partition
 
@@ -41,7 +42,9 @@ STALE_S = 3.0  # age of a hand's state above which it does not count
 LOST_AFTER_S = 2.0  # a hand that lives calls again sooner
 LOST = "worker_lost"  # reason in the record of a request that went with its hand
 log = logging.getLogger("forebay.core")
+TEACH_S = 5.0  # between two times that the hands are told what was learnt
 Ask = Callable[[HandLink, Message], None]
+Before: TypeAlias = tuple[int, Mapping[str, Any], mirror.View, Mapping[str, Any] | None]
 
 
 class Hub(Proxy):
@@ -55,9 +58,10 @@ class Hub(Proxy):
         self.lost_hands = 0
         self.ask: Ask | None = None  # a request for the control plane
         self.ready = False  # to decide; hands that call before wait
-        self.before: tuple[int, Mapping[str, Any], mirror.View] | None = None  # what hands know of a core before this
+        self.before: Before | None = None  # what hands know of a core before this
         self.number = 1  # of the configuration
         self._numbers = count(1)
+        self._taught_at = 0.0
         self._dirty: set[str] = set()
         self._fleet_dirty = False
         self._timer: asyncio.TimerHandle | None = None
@@ -161,9 +165,9 @@ class Hub(Proxy):
         return hand.link
 
     def _hello(self, hand: HandLink, message: Message) -> None:
-        _, hand.slot, hand.pid, number, document, seen = message
+        _, hand.slot, hand.pid, number, document, seen, known = message
         if document is not None and (self.before is None or self.before[0] < number):
-            self.before = (number, document, seen)
+            self.before = (number, document, seen, known)
         if self.ready:
             self._welcome(hand)
 
@@ -321,6 +325,9 @@ class Hub(Proxy):
             self.door.refused[of] += refused
         state["at"] = time.monotonic()
         hand.state = state
+        if state["at"] - self._taught_at > TEACH_S:
+            self._taught_at = state["at"]
+            self.tell_all([To.LEARNT, learnt(self.scheduler.balancer.dispatcher)])
         self.door.receiving_bytes = sum(h.state.get("receiving_bytes", 0) for h in self.hands)
 
     def _made(self, hand: HandLink, message: Message) -> None:

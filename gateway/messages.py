@@ -22,7 +22,7 @@ class To(IntEnum):
     """First element of a message."""
 
     # a hand tells the core
-    HELLO = 0  # slot, pid, configuration number, its document, view of the fleet
+    HELLO = 0  # slot, pid, configuration number, its document, view of the fleet, what the core before had learnt
     SUBMIT = 1  # id, request
     FIRST = 2  # id
     FAILED = 3  # id, outcome
@@ -50,6 +50,7 @@ class To(IntEnum):
     LAG = 30  # smoothed lag of the core's loop
     METER = 31  # replica, tokens per event
     LOOK = 32  # id: its body, please, while it is still there
+    LEARNT = 33  # what the core has learnt, for the one after it
 
 
 _REQUEST = (

@@ -9,6 +9,7 @@ tell which prefixes were lost, only how many; the capacity then removes the olde
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 CHUNK_BYTES: Final = 256
@@ -31,6 +32,15 @@ class BytesPerToken:
         self.overall += self._memory * (ratio - self.overall)
         known = self._learnt.get(model)
         self._learnt[model] = ratio if known is None else known + self._memory * (ratio - known)
+
+    def learnt(self) -> dict[str, float]:
+        """By model."""
+        return dict(self._learnt)
+
+    def recall(self, said: Mapping[str, float]) -> None:
+        """What one before it had learnt, of models that have shown nothing here."""
+        for model, ratio in said.items():
+            self._learnt.setdefault(model, ratio)
 
     def ratio(self, model: str) -> float:
         return self._learnt.get(model, self._initial)

@@ -12,6 +12,7 @@ one: it is right within tens of per cent and needs no training; the margin absor
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -107,6 +108,16 @@ class PrefillFit:
         """Start from what the fleet knows."""
         self.rate, self.overhead_s = prior.rate, prior.overhead_s
         self.per_token_s, self.per_context_s = prior.per_token_s, prior.per_context_s
+
+    def believes(self) -> tuple[float, float, float, float]:
+        """Overhead in seconds, seconds per token and per token and context, tokens/s over the mix seen."""
+        return self.overhead_s, self.per_token_s, self.per_context_s, self.rate
+
+    def believe(self, said: Sequence[float]) -> None:
+        """As one before it believed; stands until samples show otherwise."""
+        self.overhead_s, self.per_token_s, self.per_context_s, self.rate = said
+        self._believed = (self.overhead_s, self.per_token_s * KILO, self.per_context_s * CONTEXT)
+        self._hinted = True
 
     def _solve(
         self, mx: float, mz: float, y: float, yx: float, yz: float, ys: float, xx: float, xz: float, zz: float,
@@ -224,6 +235,14 @@ class Margins:
 
     def values(self) -> dict[str, dict[str, float]]:
         return {c: {n: m.q for n, m in zip(self.NAMES, three, strict=True)} for c, three in self._margins.items()}
+
+    def recall(self, said: Mapping[str, Mapping[str, float]]) -> None:
+        """`values` of one before it, of classes that have shown nothing here."""
+        for class_name, bands in said.items():
+            if class_name not in self._margins:
+                for (name, q), edge_s in zip(bands.items(), (0.0, 1.0, math.inf), strict=True):
+                    assert name in self.NAMES
+                    self._of(class_name, edge_s).q = q
 
     def _of(self, class_name: str, predicted_s: float) -> Margin:
         three = self._margins.get(class_name)

@@ -247,6 +247,22 @@ def partition_command(
     raise typer.Exit(0 if found.holds else 1)
 
 
+@app.command("pair")
+def pair_command(before: Path, after: Path) -> None:
+    """Goodput and cached share of two runs of `forebay simulate` on equal seeds, the second against the first.
+
+    Example: python -m loadtests.bench pair runs/one-process runs/four-hands
+    """
+    from loadtests.bench import pair
+
+    try:
+        for line in pair.lines(before, after):
+            console.print(line, highlight=False)
+    except (OSError, KeyError, ValueError) as failure:
+        console.print(f"[red]{failure}", highlight=False)
+        raise typer.Exit(1) from None
+
+
 @app.command("decisions")
 def decisions_command(
     arm: Annotated[list[str] | None, typer.Option(help="arm to measure; again for more")] = None,
