@@ -13,7 +13,7 @@ from typing import Any
 
 from policies.statistics import paired
 
-MEASURES = {"goodput /s": lambda run: run["goodput_rps"], "cached share": lambda run: run["reuse"]["achieved"]}
+Run = Mapping[str, Any]
 
 
 def lines(before: Path, after: Path) -> list[str]:
@@ -27,8 +27,8 @@ def lines(before: Path, after: Path) -> list[str]:
     out = []
     for policy, load in dict.fromkeys(key[:2] for key in one):
         keys = [key for key in one if key[:2] == (policy, load)]
-        for name, read in MEASURES.items():
-            a, b = [read(one[key]) for key in keys], [read(other[key]) for key in keys]
+        for name in ("goodput /s", "cached share"):
+            a, b = ([_measured(runs[key], name) for key in keys] for runs in (one, other))
             found = paired(a, b).student
             base = sum(a) / len(a)
             share = [100.0 * x / base for x in (found.estimate, found.low, found.high)]
@@ -39,6 +39,10 @@ def lines(before: Path, after: Path) -> list[str]:
     return out
 
 
-def _runs(folder: Path) -> dict[tuple[str, float, int], Mapping[str, Any]]:
+def _measured(run: Run, name: str) -> float:
+    return float(run["goodput_rps"] if name == "goodput /s" else run["reuse"]["achieved"])
+
+
+def _runs(folder: Path) -> dict[tuple[str, float, int], Run]:
     document = json.loads((folder / "summary.json").read_text())
     return {(run["policy"], run["load"], run["seed"]): run for run in document["runs"]}
