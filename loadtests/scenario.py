@@ -7,6 +7,7 @@ the cost of a gateway is measured on its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf, isfinite
 
 from loadtests.engine import EngineConfig
 from loadtests.profiles import Profile
@@ -95,7 +96,10 @@ def parse_incident(text: str) -> Incident:
             at, _, factor = when.partition("x")
         if "+" in when:
             at, _, down = when.partition("+")
-        return Incident(kind, float(at), int(index), float(factor), float(down))
+        made = Incident(kind, float(at), int(index), float(factor), float(down))
+        if not (isfinite(made.at_s) and 0 < made.factor < inf and 0 <= made.down_s < inf):
+            raise ValueError("times must be finite, the factor above 0")
+        return made
     except ValueError as error:
         raise ValueError(
             f"incident {text!r} ({error}); slow:3@60x2, lost:0@120, restarted:1@60+30 or added:8@100 would be right"

@@ -14,6 +14,13 @@ from loadtests.replica import EngineConfig, ReplicaSettings
 CAPTURES = Path(__file__).resolve().parent.parent / "captures"
 # a millisecond a step: streams last as long as they have tokens
 QUICK = Profile("quick", 0.001, 0.0, 1e-6, 0.0, 0.0, num_blocks=2001, block_size=16)
+# a gateway that refuses nothing because this machine is busy
+PATIENT: dict[str, Any] = {
+    "limits": {"loop_lag_s": None},
+    "classes": {
+        name: {"ttft_s": None, "ttft_s_per_token": 0.0, "tpot_s": None} for name in ("interactive", "standard")
+    },
+}
 SETTINGS = ReplicaSettings(EngineConfig(QUICK, max_model_len=8192), model="tiny")
 
 

@@ -17,6 +17,7 @@ from loadtests.playground import Playground
 from loadtests.record import Record
 from loadtests.schedule import Schedule
 from policies.objectives import Partition
+from tests.loadtests.on_wire import PATIENT
 
 CAPACITY = {"round_robin": 1.0, "forebay": 2.0}
 
@@ -79,7 +80,7 @@ def test_a_live_probe_switches_the_policy_and_one_that_measured_the_generator_en
     run_once = boundary.run_once
     monkeypatch.setattr(boundary, "run_once", judged)
     made = offer("unique", None, window_s=2.0, drain_s=20.0, objectives=("ttft=60s,tpot=10s",), form=None)
-    with Playground(demo.replica_settings(), 2, {"policy": {"name": "random"}}) as ground:
+    with Playground(demo.replica_settings(), 2, PATIENT | {"policy": {"name": "random"}}) as ground:
         arms = [boundary.parse_arm(one, ground.url) for one in ("round_robin", "least_request")]
         run = boundary.live_runner(Console(quiet=True), made, arms, ground.url, tuple(ground.replica_urls), None, 2.0)
         schedule = made.schedule(0, 1.0)

@@ -16,6 +16,7 @@ from loadtests.compare import parse_arm
 from loadtests.playground import Playground
 from loadtests.replay import SetupError
 from loadtests.start_state import StartState, StartStateError
+from tests.loadtests.on_wire import PATIENT
 from tests.loadtests.scripted import Call, Server, full_answer, scripted
 
 
@@ -113,7 +114,7 @@ async def test_two_servers_by_url(tmp_path: Path) -> None:
 
 def test_policies_of_one_gateway_are_switched_and_start_cold(tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    with Playground(demo.replica_settings(), 2, {"policy": {"name": "random"}}) as ground:
+    with Playground(demo.replica_settings(), 2, PATIENT | {"policy": {"name": "random"}}) as ground:
         arguments = [
             "compare", "--gateway", ground.url, "--arm", "round_robin", "--arm", "least_request",
             "--workload", "unique", "--load", "0.5", "--window", "2", "--drain", "20", "--seeds", "1",

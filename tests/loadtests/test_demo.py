@@ -13,6 +13,7 @@ import pytest
 
 from loadtests import demo, simulated
 from loadtests.playground import Playground, PlaygroundError
+from tests.loadtests.on_wire import PATIENT
 from tests.loadtests.scripted import until
 from tests.loadtests.test_replay import members
 
@@ -31,7 +32,7 @@ def test_the_gateway_judges_by_the_clients_objectives_in_its_faster_seconds() ->
 
 def test_a_playground_answers_starts_cold_and_ends() -> None:
     body = {"model": demo.MODEL, "messages": [{"role": "user", "content": "hello " * 400}], "max_tokens": 4}
-    with Playground(demo.replica_settings(), 2, {"policy": {"name": "round_robin"}}) as ground:
+    with Playground(demo.replica_settings(), 2, PATIENT | {"policy": {"name": "round_robin"}}) as ground:
         pids = [process.pid for process, _ in ground._children]
         cached = []
         for reset in (False, False, False, True):

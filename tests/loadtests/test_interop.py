@@ -10,12 +10,13 @@ from pathlib import Path
 
 from loadtests import demo
 from loadtests.playground import Playground
+from tests.loadtests.on_wire import PATIENT
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "loadtests" / "scripts"
 
 
 def test_locust_runs_its_script_against_the_gateway_without_a_failure(tmp_path: Path) -> None:
-    with Playground(demo.replica_settings(), 2) as ground:
+    with Playground(demo.replica_settings(), 2, PATIENT) as ground:
         done = subprocess.run(
             [
                 sys.executable, "-m", "locust", "-f", str(SCRIPTS / "locustfile.py"), "--headless", "-u", "3",

@@ -117,6 +117,7 @@ def test_the_drain_is_the_longest_on_time_request_where_none_is_given(tmp_path: 
         (["--profile", "b200"], "profile 'b200' is neither built in"),
         (["--objective", "ttft=soon"], "'soon' is no time"),
         (["--incident", "lost:x@3"], "incident 'lost:x@3'"),
+        (["--incident", "slow:3@5x0"], "incident 'slow:3@5x0' (times must be finite, the factor above 0)"),
         (["--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--window", "0"], "--window 0"),
     ],
