@@ -51,6 +51,17 @@ class Scenario:
     hand_delay_s: tuple[float, float] = HAND_DELAY_S
     incidents: tuple[Incident, ...] = field(default=())
 
+    def __post_init__(self) -> None:
+        there = len(self.engines)
+        for incident in sorted(self.incidents, key=lambda one: one.at_s):
+            if incident.kind == "added":
+                there += 1
+            elif not 0 <= incident.replica < there:
+                raise ValueError(
+                    f"incident {incident.kind}:{incident.replica}@{incident.at_s:g}: "
+                    f"there are replicas 0 to {there - 1} then"
+                )
+
 
 def uniform(profile: Profile, replicas: int, budget: int | None = None, unit_tokens: int = 512) -> Scenario:
     """`replicas` alike. `unit_tokens` is the schedule's block size: one id of a prompt's chain."""

@@ -118,6 +118,7 @@ def test_the_drain_is_the_longest_on_time_request_where_none_is_given(tmp_path: 
         (["--objective", "ttft=soon"], "'soon' is no time"),
         (["--incident", "lost:x@3"], "incident 'lost:x@3'"),
         (["--incident", "slow:3@5x0"], "incident 'slow:3@5x0' (times must be finite, the factor above 0)"),
+        (["--incident", "lost:9@3"], "incident lost:9@3: there are replicas 0 to 7 then"),
         (["--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--window", "0"], "--window 0"),
     ],
