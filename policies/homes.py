@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -58,7 +57,7 @@ class _Shares:
         self._young_total = self._old_total = 0
         self._turned_at = -math.inf
 
-    def add(self, chain: Sequence[int], now: float) -> None:
+    def add(self, chain: tuple[int, ...], now: float) -> None:
         if now - self._turned_at > self._period_s or len(self.young) > self._most:
             self.old, self._old_total = self.young, self._young_total
             self.young, self._young_total, self._turned_at = {}, 0, now
@@ -70,7 +69,7 @@ class _Shares:
             young[key] = young.get(key, 0) + 1
         self._young_total += 1
 
-    def separates(self, chain: Sequence[int], parts: int, slack: float) -> int:
+    def separates(self, chain: tuple[int, ...], parts: int, slack: float) -> int:
         """The first key of a chain that is asked for at most `slack` times as often as an equal part of all counted
         (and a prior of two for each part); its last where none is."""
         most = slack * (self._young_total + 0.5 * self._old_total + 2.0 * parts) / parts
@@ -102,7 +101,7 @@ class Homes:
         self._shares = _Shares(60.0, self.MOST_KEYS)
         self._heat: OrderedDict[int, _Heat] = OrderedDict()
 
-    def place(self, chain: Sequence[int], session: str | None, now: float, adapter: str | None = None) -> Placement:
+    def place(self, chain: tuple[int, ...], session: str | None, now: float, adapter: str | None = None) -> Placement:
         """The preference list of a request. O(1) in replicas and in what is known.
 
         An adapter's requests share the adapter's list: loading it again elsewhere costs more than a cold prefix.
@@ -113,7 +112,7 @@ class Homes:
         """The preference list of a key."""
         return NOWHERE if key is None else Placement(key, self.ring.preference(key), self.homes(key, now))
 
-    def key(self, chain: Sequence[int], session: str | None = None, adapter: str | None = None) -> int | None:
+    def key(self, chain: tuple[int, ...], session: str | None = None, adapter: str | None = None) -> int | None:
         """Affinity key of a chain (see above); without a chain the session's hash; else None."""
         if adapter is not None:
             return xxh3_64_intdigest(adapter.encode())
@@ -121,7 +120,7 @@ class Homes:
             return None if session is None else xxh3_64_intdigest(session.encode())
         return self._shares.separates(chain, len(self.ring.weights) or 1, 1.0 + self.EPS)
 
-    def seen(self, chain: Sequence[int], now: float) -> None:
+    def seen(self, chain: tuple[int, ...], now: float) -> None:
         """Count one request towards the shares of its prefixes."""
         self._shares.add(chain, now)
 

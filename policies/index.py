@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
-from collections.abc import Sequence
 from typing import Final
 
 _UNBOUNDED: Final = 1 << 62
@@ -114,7 +113,7 @@ class PrefixIndex:
 
     # -- matching --------------------------------------------------------------------------------------------------
 
-    def depths(self, chain: Sequence[int], total_chunks: int = 0) -> list[int]:
+    def depths(self, chain: tuple[int, ...], total_chunks: int = 0) -> list[int]:
         """Leading chunks of the chain held, per slot, -1 for a free slot.
 
         total_chunks: length of the request's stream in chunks where it exceeds the chain's; credit may reach that far.
@@ -152,11 +151,11 @@ class PrefixIndex:
                 depths[slot] = -1
         return depths
 
-    def depth(self, replica_id: str, chain: Sequence[int]) -> int:
+    def depth(self, replica_id: str, chain: tuple[int, ...]) -> int:
         """Leading chunks of the chain the replica holds, without credit."""
         return self._depth(1 << self._slots[replica_id], chain)
 
-    def _depth(self, bit: int, chain: Sequence[int]) -> int:
+    def _depth(self, bit: int, chain: tuple[int, ...]) -> int:
         holders = self._holders
         low, high = 0, len(chain)
         if high and holders.get(chain[-1], 0) & bit:  # most asked about: a request that comes or ends
@@ -171,7 +170,7 @@ class PrefixIndex:
 
     # -- recording -------------------------------------------------------------------------------------------------
 
-    def insert(self, slot: int, chain: Sequence[int], credit: int = 0) -> None:
+    def insert(self, slot: int, chain: tuple[int, ...], credit: int = 0) -> None:
         """The replica now holds this chain and `credit` chunks after it, and has used all of it just now.
 
         Call at dispatch (siblings find each other before the engine confirms) and again when the request is finished
@@ -219,7 +218,7 @@ class PrefixIndex:
         if held.chunks > held.capacity:
             self._evict(slot, held)
 
-    def forget(self, replica_id: str, chain: Sequence[int], keep: int) -> None:
+    def forget(self, replica_id: str, chain: tuple[int, ...], keep: int) -> None:
         """Drop what the replica holds of this chain after its first `keep` chunks (a dispatch that never prefilled).
 
         Only the part no other chain continues is dropped.

@@ -89,7 +89,7 @@ class PrefillFit:
             if prior.samples and not self._hinted:
                 self.adopt(prior)
             return
-        one = self._one / min(self.samples, MEMORY)  # weight of a sample, about
+        one = self._one / min(float(self.samples), MEMORY)  # weight of a sample, about
         ridge = RIDGE * one
         if prior is None or not prior.samples:
             a0, b0, c0 = self._believed
