@@ -25,20 +25,22 @@ from tests.valve import Valve, valve
 CONFIG = """
 [redis]
 url = "redis://127.0.0.1:{port}/0"
-call_s = 2.0
+call_s = {limit_s}
 [scrape]
 interval_s = 0.2
 timeout_s = 2.0
 [health]
 probe_interval_s = 0.2
-probe_timeout_s = 2.0
-hang_s = 4.0
+probe_timeout_s = {limit_s}
+hang_s = {limit_s}
 slow_start_s = 0.0
 [classes.standard]
 ttft_s = "none"
 ttft_s_per_token = 0.0
 tpot_s = "none"
 """
+# The one that is cut off finds out by limits that pass; the whole one has none that a busy machine could miss.
+CUT_S, WHOLE_S = 3.0, 60.0
 ZERO = ("forebay_replica_in_flight", "forebay_replica_prefill_backlog_tokens", "forebay_open_requests",
         "forebay_held_requests", "forebay_held_bytes")  # fmt: skip
 
@@ -62,8 +64,10 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         ports = [urlsplit(url).port or 0 for url in fleet.urls]
         valves = [stack.enter_context(valve(port)) for port in (redis.port, *ports)]
         behind = [f"http://127.0.0.1:{v.port}" for v in valves[1:]]
-        whole = stack.enter_context(gateway(fleet.urls, tmp_path, config=CONFIG.format(port=redis.port)))
-        cut = stack.enter_context(gateway(behind, tmp_path, config=CONFIG.format(port=valves[0].port)))
+        whole = stack.enter_context(
+            gateway(fleet.urls, tmp_path, config=CONFIG.format(port=redis.port, limit_s=WHOLE_S))
+        )
+        cut = stack.enter_context(gateway(behind, tmp_path, config=CONFIG.format(port=valves[0].port, limit_s=CUT_S)))
         for one in (whole, cut):
             wait_for(lambda one=one: one.metric("forebay_replica_available") == 2, "both replicas are in")
             wait_for(lambda one=one: one.metric("forebay_shared_peers") == 1, "they know each other")
