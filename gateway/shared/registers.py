@@ -73,7 +73,7 @@ class Registers:
         self.tenants_open = defaultdict(int)
         for id, said in self.peers.items():
             for replica, row in said["load"].items():
-                running, backlog, kv, live, near, slack, spent_s = row
+                running, backlog, kv, live, near, slack, spent_s = (*row, 0.0)[:7]  # older ones say less, newer more
                 more_s = self._more(id, replica, spent_s)
                 one = PeerLoad(replica, running, backlog, kv, now, live, near, slack, more_s)
                 sums[replica] = one if replica not in sums else sums[replica].plus(one)
