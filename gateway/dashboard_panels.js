@@ -132,7 +132,7 @@ function experiment(now) {
   const there = Boolean(e && e.arms && e.arms.length);
   find("experiment").hidden = !there;
   if (!there) return;
-  write(find("experiment-about"), `${e.name}: ${e.design}, ${e.state} for ${span(e.elapsed_s)}${e.ended_why ? `, ${e.ended_why}` : ""}; 95 % intervals that may be looked at any time`);
+  write(find("experiment-about"), `${e.name}: ${e.design}, ${e.state} for ${span(e.elapsed_s)}${e.gateways ? ` at ${e.gateways} gateways` : ""}${e.ended_why ? `, ${e.ended_why}` : ""}; 95 % intervals that may be looked at any time`);
   const points = (x) => `${x > 0 ? "+" : ""}${(100 * x).toFixed(1)}`;
   const most = Math.max(0.02, ...e.arms.flatMap((a) => (a.difference && known(a.difference.low) ? [Math.abs(a.difference.low), Math.abs(a.difference.high)] : [])));
   const difference = (a) => {
@@ -148,7 +148,7 @@ function experiment(now) {
       ["arm", "id", (a) => ({ text: a.name, sub: a.policy === "running" ? now.policy : a.policy })],
       ["state", "wide", (a) => ({ text: a.state, className: a.state === "stopped" ? "wrong" : "quiet", sub: a.stopped_why })],
       ["weight", "n", (a) => rate(a.weight)],
-      ["requests", "n", (a) => count(a.requests)],
+      ["requests", "n", (a) => ({ text: count(a.requests), sub: a.requests || !a.watched.requests ? "" : `${count(a.watched.requests)} watched, ${percent(a.watched.attainment)} good` })],
       ["attainment", "n wide", (a) => ({ text: percent(a.attainment), sub: a.attainment_interval ? `${percent(a.attainment_interval[0])} to ${percent(a.attainment_interval[1])}` : "" })],
       ["goodput/s", "n", (a) => rate(a.goodput_rps)],
       ["difference in attainment", "wide", difference],
@@ -193,7 +193,7 @@ function prefixes(now) {
       ["where", "wide", (l) => ({ text: l.path, sub: `byte ${l.offset}` })],
       ["requests/h", "n", (l) => count(l.requests_per_hour)],
       ["lost each", "n", (l) => ({ text: count(l.lost_tokens_per_request), sub: "tokens" })],
-      ["lost/h", "n", (l) => ({ text: count(l.lost_tokens_per_hour), className: "warn" })],
+      ["lost/h", "n", (l) => ({ text: count(l.lost_tokens_per_hour), className: "warn", sub: l.lost_error >= 0.05 ? `± ${percent(2 * l.lost_error)}` : "" })],
       ["what to do", "wide", (l) => l.advice],
     ],
     p.leaks,

@@ -54,6 +54,10 @@ def state_path(config: Config) -> Path | None:
 class Others(Protocol):
     """The gateways that run the same experiment, as far as we heard of them."""
 
+    @property
+    def up(self) -> bool:
+        """Whether we hear of them now."""
+
     def guard(self, trial: Trial) -> Clusters | None:
         """What their guard rails count."""
 
@@ -258,8 +262,13 @@ class Experiments(Collector):
         trial = self.trial
         if trial is None:
             return {"state": "none", "arms": []}
-        parts = [trial] if self.others is None else [trial, *self.others.parts(trial)]
-        return results(merged(parts), self.now()) | {"gateways": None if self.others is None else len(parts)}
+        if self.others is None:
+            return results(trial, self.now()) | {"gateways": None}
+        parts = [trial, *self.others.parts(trial)]
+        told = results(merged(parts), self.now()) | {"gateways": len(parts)}
+        if not self.others.up:
+            told["notes"].append("Redis is away: what other gateways counted is as it was heard last")
+        return told
 
     def document(self) -> dict[str, Any]:
         """Its raw counts, which `forebay experiment status` adds up over gateways."""

@@ -26,6 +26,7 @@ KINDS = {
     "good: better": (SPREAD, AFFINITY),
     "good: the same": (SPREAD, SPREAD),
 }
+BOUND = Rails().attainment_drop or 0.0
 ANSWER_S = 2.0  # from the first token to the end
 BEGAN_UNIX = 1_800_000_000.0
 _SPLIT = Plan("guard", Design.SPLIT, ("control", "arm"), (1.0, 1.0), 0, 0.0, probation_s=120.0)
@@ -71,21 +72,26 @@ def stops(
         due_s = world.objective_s + world.objective_per_token * load.prompt[:, r]
         ends = load.at[:, r] + np.where(met[:, r], ttft[:, r] + ANSWER_S, due_s)
         counts, due = Clusters(), every_s
-        for k in np.argsort(ends)[:n]:
+        seen, was_good = [0, 0], [0, 0]
+        for k in np.argsort(ends)[:n].tolist():
             end = float(ends[k])
             if end > seconds:
                 break
             found = None
             while end > due and found is None:
-                found = breach(Rails(), 2, 1, counts)
+                # an estimate that is not beyond the bound has no interval that is: not worth computing
+                if was_good[1] * seen[0] < (was_good[0] - BOUND * seen[0]) * seen[1]:
+                    found = breach(Rails(), 2, 1, counts)
                 if found is not None:
                     stopped.append(due)
                 due += every_s
             if found is not None:
                 break
-            one = given[r][k]
+            one, is_good = given[r][k], bool(met[k, r])
             at = unit(plan.design, one, plan.started_unix + float(load.at[k, r]))
-            counts.add((one.arm, 0), at, bool(met[k, r]), False, None, 0.0)
+            counts.add((one.arm, 0), at, is_good, False, None, 0.0)
+            seen[one.arm] += 1
+            was_good[one.arm] += is_good
         progress((r + 1) / runs)
     return Stops(kind, design, runs, stopped)
 

@@ -68,7 +68,7 @@ class Trials:
         self._asked: list[tuple[str, str]] = []  # kind and experiment of the sums that were asked for
         self._of = ""  # experiment that the rows are of
         self._rows: dict[str, dict[bytes, bytes]] = {"sums": {}, "details": {}}
-        self._read: dict[bytes, tuple[bytes, bytes | None, Trial]] = {}
+        self._read: dict[tuple[bytes, bool], tuple[bytes, bytes | None, Trial]] = {}  # by ledger, with details or not
 
     def commands(self) -> list[Command]:
         """`heard` takes the answers in this order."""
@@ -107,20 +107,18 @@ class Trials:
 
     # -- what experiments ask --------------------------------------------------------------------------------------
 
+    @property
+    def up(self) -> bool:
+        return self._store.up
+
     def guard(self, trial: Trial) -> Clusters | None:
         out: Clusters | None = None
-        for part in self.parts(trial):
+        for part in self._parts(trial, False):
             out = part.guard if out is None else out.merged(part.guard)
         return out
 
     def parts(self, trial: Trial) -> Sequence[Trial]:
-        found = []
-        for ledger, sums in self._rows["sums"].items() if self._of == trial.id else ():
-            if ledger != trial.ledger.encode():
-                part = self._part(trial, ledger, sums)
-                if part is not None:
-                    found.append(part)
-        return found
+        return self._parts(trial, True)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -149,10 +147,17 @@ class Trials:
         key = self._store.key("experiment", trial.id, kind)
         return ("EVAL", SUM, 2, f"{key}:at", key, trial.ledger, mine, MOST, KEPT_MS)
 
-    def _part(self, trial: Trial, ledger: bytes, sums: bytes) -> Trial | None:
+    def _parts(self, trial: Trial, whole: bool) -> Sequence[Trial]:
+        """whole: with the details, which take ten times as long to read and which guard rails do not ask."""
+        rows = self._rows["sums"] if self._of == trial.id else {}
+        own = trial.ledger.encode()
+        read = [self._part(trial, ledger, sums, whole) for ledger, sums in rows.items() if ledger != own]
+        return [part for part in read if part is not None]
+
+    def _part(self, trial: Trial, ledger: bytes, sums: bytes, whole: bool) -> Trial | None:
         """Read once; None where it was counted under other weights or cannot be read."""
-        details = self._rows["details"].get(ledger)
-        known = self._read.get(ledger)
+        details = self._rows["details"].get(ledger) if whole else None
+        known = self._read.get((ledger, whole))
         if known is not None and known[0] == sums and known[1] == details and known[2].plan is trial.plan:
             return known[2]
         try:
@@ -166,5 +171,5 @@ class Trials:
         except (KeyError, TypeError, ValueError) as error:
             log.error("sums of gateway %s cannot be read: %s", ledger.decode("utf-8", "replace"), error)
             return None
-        self._read[ledger] = (sums, details, part)
+        self._read[ledger, whole] = (sums, details, part)
         return part

@@ -146,9 +146,12 @@ async def test_without_redis_each_judges_alone_and_they_agree_when_it_is_back(se
         assert (trial(a).plan.stopped, trial(b).plan.stopped) == ({1}, {2})
         assert runs(a)
         assert runs(b)
+        away = "Redis is away: what other gateways counted is as it was heard last"
+        assert away in (await results(a))["notes"]
         server.start()
         await until(lambda: trial(a).plan.stopped == trial(b).plan.stopped == {1, 2})
         assert trial(b).why_stopped["third"] == "slow"
+        await until(lambda: away not in a.gateway.experiments.results()["notes"])
         await until(lambda: trial(a).announcement() == trial(b).announcement())
 
 
