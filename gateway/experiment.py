@@ -33,7 +33,6 @@ from gateway.scheduler import Scheduler
 from gateway.shadows import Shadows, bare
 from gateway.trial import Trial
 from policies import make
-from policies.clusters import Clusters
 from policies.designs import Assignment, Design
 from policies.policy import RoutingPolicy
 from policies.settings import Settings
@@ -58,11 +57,8 @@ class Others(Protocol):
     def up(self) -> bool:
         """Whether we hear of them now."""
 
-    def guard(self, trial: Trial) -> Clusters | None:
-        """What their guard rails count."""
-
-    def parts(self, trial: Trial) -> Sequence[Trial]:
-        """All that they counted."""
+    def parts(self, trial: Trial, whole: bool) -> Sequence[Trial]:
+        """What they counted; not whole: without what guard rails do not ask."""
 
 
 class Experiments(Collector):
@@ -264,7 +260,7 @@ class Experiments(Collector):
             return {"state": "none", "arms": []}
         if self.others is None:
             return results(trial, self.now()) | {"gateways": None}
-        parts = [trial, *self.others.parts(trial)]
+        parts = [trial, *self.others.parts(trial, True)]
         told = results(merged(parts), self.now()) | {"gateways": len(parts)}
         if not self.others.up:
             told["notes"].append("Redis is away: what other gateways counted is as it was heard last")
@@ -345,7 +341,7 @@ class Experiments(Collector):
         now = self.now()
         self._turn(trial)
         trial.look(self.overdue(), now)
-        found = trial.judge(None if self.others is None else self.others.guard(trial))
+        found = trial.judge(now, () if self.others is None else self.others.parts(trial, False))
         if found is not None:
             name = trial.plan.arms[found.arm]
             log.warning("experiment %s: arm %s is stopped: %s", trial.plan.name, name, found.reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from gateway.record import RequestRecord
 from policies.clusters import Clusters
 from policies.designs import MOST_WEIGHT, Assigner, Assignment, Design, Plan, weighed, without
 from policies.effects import Counts
-from policies.guard import Breach, breach, unit
+from policies.guard import Breach, Recent, breach, share, unit, window, window_began
 from policies.model import Outcome, Request
 from policies.objectives import Partition
 
@@ -61,6 +61,8 @@ class Trial:
     weighed_unix: float = 0.0  # 0: never since the start; sums of two weightings are never added
     untold: bool = False  # begun by our own file, before we heard what the other gateways run
     overdue: Clusters = field(default_factory=Clusters)  # open and late already, as of the last look
+    recent: Recent = field(default_factory=Recent)  # what guard rails count, of the present window
+    overdue_lately: Recent = field(default_factory=Recent)
     ahead_s: float = 0.0  # of the clock that all gateways share before our own
     _born: float = 0.0  # what came before belongs to another experiment
     _since: float = 0.0  # what came before was assigned by weights or arms that are no more
@@ -102,7 +104,9 @@ class Trial:
             pace = min(PACE_MOST, pace / (record.objectives.tpot_s or PLAIN_TPOT_S))
         prompt = record.prompt.count or record.prompt_bytes // 4
         size = math.log2(1.0 + prompt)
-        self.guard.add((given.arm, 0), unit(self.plan.design, given, came), good, error, pace, size)
+        cell, at = (given.arm, 0), unit(self.plan.design, given, came)
+        self.guard.add(cell, at, good, error, pace, size)
+        self.recent.add(window(self.plan, came), cell, at, good, error, pace, size)
         if not given.counted or came < self._since:
             return
         self._count(self.counts, given, good, error, pace, size)
@@ -117,24 +121,37 @@ class Trial:
     def look(self, overdue: Iterable[tuple[Assignment, float]], unix: float) -> None:
         """Takes note of requests that are open and late already, each with its age in seconds. To guard rails they
         are not good: an arm whose requests never end must not look as well as those that did end."""
-        self.overdue = Clusters()
+        self.overdue, self.overdue_lately = Clusters(), Recent(window(self.plan, unix))
         for given, age_s in overdue:
             came = unix - age_s
             if came >= self._born:
-                self.overdue.add((given.arm, 0), unit(self.plan.design, given, came), False, False, None, 0.0)
+                cell, at = (given.arm, 0), unit(self.plan.design, given, came)
+                self.overdue.add(cell, at, False, False, None, 0.0)
+                self.overdue_lately.add(window(self.plan, came), cell, at, False, False, None, 0.0)
 
-    def watched(self, elsewhere: Clusters | None = None) -> Clusters:
-        """All that guard rails judge by; `elsewhere`: what other gateways have."""
-        own = self.guard.merged(self.overdue) if self.overdue.rows else self.guard
-        return own if elsewhere is None else own.merged(elsewhere)
+    def watched(self) -> Clusters:
+        """All that guard rails judge by since the start."""
+        return self.guard.merged(self.overdue) if self.overdue.rows else self.guard
 
-    def judge(self, elsewhere: Clusters | None = None) -> Breach | None:
-        """The first arm that breaks a guard rail. `elsewhere`: what other gateways have for their guard rails."""
-        rails, arms = self.table.rails(), len(self.plan.arms)
-        sums = self.watched(elsewhere)
+    def lately(self, number: int) -> Clusters:
+        """The same of one window; nothing when it is not the present one."""
+        own = self.recent.sums if self.recent.window == number else Clusters()
+        return own.merged(self.overdue_lately.sums) if self.overdue_lately.window == number else own
+
+    def judge(self, unix: float, elsewhere: Sequence[Trial] = ()) -> Breach | None:
+        """The first arm that breaks a guard rail. `elsewhere`: as other gateways counted."""
+        plan, rails, arms, now = self.plan, self.table.rails(), len(self.plan.arms), window(self.plan, unix)
+        whole, lately = self.watched(), self.lately(now)
+        for part in elsewhere:
+            whole, lately = whole.merged(part.guard), lately.merged(part.lately(now))
         for arm in range(1, arms):
-            if arm not in self.plan.stopped:
-                found = breach(rails, arms, arm, sums)
+            if arm not in plan.stopped:
+                found = breach(rails, arms, arm, whole)
+                if found is None:
+                    found = breach(rails, arms, arm, lately, share(plan, now))
+                    since_s = unix - window_began(plan, now)
+                    if found is not None:
+                        found = replace(found, reason=f"{found.reason}, in the last {since_s:.0f} s")
                 if found is not None:
                     return found
         return None
@@ -185,6 +202,7 @@ class Trial:
         self._use(weighed(self.plan, weights, unix), now_unix)
         self.weighed_unix = unix
         self.counts, self.strata, self.guard, self.overdue = Counts.new(), {}, Clusters(), Clusters()
+        self.recent, self.overdue_lately = Recent(), Recent()
 
     def _use(self, plan: Plan, now_unix: float) -> None:
         self.plan = plan
@@ -246,6 +264,8 @@ class Trial:
             "assigned": self.assigned,
             "counts": _written(self.counts),
             "guard": self.watched().document(),
+            "window": self.recent.window,
+            "lately": self.lately(self.recent.window).document(),
         }
 
     def part(self, sums: Mapping[str, Any], details: Mapping[str, Any] | None) -> Trial:
@@ -265,6 +285,7 @@ class Trial:
             int(sums["keyless"]),
             int(sums["assigned"]),
             self.id,
+            recent=Recent(int(sums["window"]), Clusters.read(sums["lately"])),
         )
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtests.experiment_model import AFFINITY, PILE, SPREAD, Traffic, World, good, run, traffic
-from policies.clusters import Clusters
+from policies.clusters import GOOD, REQUESTS, Clusters
 from policies.designs import Assigner, Assignment, Design, Plan
-from policies.guard import Rails, breach, unit
+from policies.guard import Rails, Recent, breach, share, unit, window
 
 SEED = 20_260_102
 BUSY = replace(World(), rate_rps=20.0, replicas=16, sessions=400)  # the world of the other check, four times as wide
@@ -71,7 +71,7 @@ def stops(
     for r, plan in enumerate(plans):
         due_s = world.objective_s + world.objective_per_token * load.prompt[:, r]
         ends = load.at[:, r] + np.where(met[:, r], ttft[:, r] + ANSWER_S, due_s)
-        counts, due = Clusters(), every_s
+        counts, recent, due = Clusters(), Recent(), every_s
         seen, was_good = [0, 0], [0, 0]
         for k in np.argsort(ends)[:n].tolist():
             end = float(ends[k])
@@ -82,18 +82,28 @@ def stops(
                 # an estimate that is not beyond the bound has no interval that is: not worth computing
                 if was_good[1] * seen[0] < (was_good[0] - BOUND * seen[0]) * seen[1]:
                     found = breach(Rails(), 2, 1, counts)
+                now = window(plan, plan.started_unix + due)
+                if found is None and now == recent.window and _below(recent.sums):
+                    found = breach(Rails(), 2, 1, recent.sums, share(plan, now))
                 if found is not None:
                     stopped.append(due)
                 due += every_s
             if found is not None:
                 break
             one, is_good = given[r][k], bool(met[k, r])
-            at = unit(plan.design, one, plan.started_unix + float(load.at[k, r]))
+            came = plan.started_unix + float(load.at[k, r])
+            at = unit(plan.design, one, came)
             counts.add((one.arm, 0), at, is_good, False, None, 0.0)
+            recent.add(window(plan, came), (one.arm, 0), at, is_good, False, None, 0.0)
             seen[one.arm] += 1
             was_good[one.arm] += is_good
         progress((r + 1) / runs)
     return Stops(kind, design, runs, stopped)
+
+
+def _below(sums: Clusters) -> bool:
+    seen, was_good = ([sums.total(arm, column) for arm in (0, 1)] for column in (REQUESTS, GOOD))
+    return was_good[1] * seen[0] < (was_good[0] - BOUND * seen[0]) * seen[1]
 
 
 def _plans(plan: Plan, runs: int) -> list[Plan]:

@@ -3,19 +3,23 @@
 Three questions, asked again and again: has attainment fallen, have errors risen, has the pace of streams (TPOT over its
 objective) slowed by more than the bound allows? Each is a contrast of clusters, judged by a confidence sequence, so
 that asking often does not stop good arms: a rail breaks when its whole interval lies beyond the bound, at a level
-shared among rails and arms (Bonferroni). The unit is the bucket of keys where arms run side by side, and a few seconds
-of time where they take turns. Trade-off: a small harm within the bound is let live until the experiment ends.
+shared among rails and arms (Bonferroni). Half of it is for all since the start, which finds small harm; half for
+windows of ten minutes, each judged by itself, the k-th at 1 / (k (k + 1)) of that half, so that an arm that was good
+for days is stopped within minutes of turning bad. The unit is the bucket of keys where arms run side by side, and a few
+seconds of time where they take turns. Trade-off: a small harm within the bound is let live until the experiment ends.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from policies.clusters import ERRORS, GOOD, PACE, PACED, REQUESTS, Cell, Clusters, contrast
-from policies.designs import Assignment, Design
+from policies.designs import Assignment, Design, Plan
 from policies.sequences import anytime
 
+SINCE_THE_START = 0.5  # of alpha; the rest is for windows
 PLANNED = 1000.0  # information at which a rail is sharpest: a standard error of 0.03, some 500 requests an arm
+WINDOW_S = 600.0  # at least, and two blocks of slices
 BIN_S = 2.5  # unit of time where arms take turns: half a slice on probation
 
 
@@ -39,17 +43,50 @@ class Breach:
     reason: str  # one sentence
 
 
+@dataclass(slots=True)
+class Recent:
+    """Sums of the newest window."""
+
+    window: int = -1
+    sums: Clusters = field(default_factory=Clusters)
+
+    def add(self, window: int, cell: Cell, unit: int, good: bool, error: bool, pace: float | None, size: float) -> None:
+        if window > self.window:
+            self.window, self.sums = window, Clusters()
+        if window == self.window:  # who came in an earlier one is counted there or not at all
+            self.sums.add(cell, unit, good, error, pace, size)
+
+
+def window(plan: Plan, unix: float) -> int:
+    """Windows begin at whole multiples of their length, as slices do."""
+    return int(unix / _window_s(plan))
+
+
+def window_began(plan: Plan, window: int) -> float:
+    return max(plan.started_unix, window * _window_s(plan))
+
+
+def share(plan: Plan, window: int) -> float:
+    """Of alpha, that the windows have."""
+    k = window - int(plan.started_unix / _window_s(plan)) + 1
+    return SINCE_THE_START / (k * (k + 1)) if k > 0 else 0.0
+
+
+def _window_s(plan: Plan) -> float:
+    return WINDOW_S if plan.design is Design.SPLIT else max(WINDOW_S, 2.0 * plan.slice_s * plan.slices)
+
+
 def unit(design: Design, given: Assignment, unix: float) -> int:
     """What a request that came at `unix` is counted under."""
     return given.bucket if design is Design.SPLIT else int(unix / BIN_S)
 
 
-def breach(rails: Rails, arms: int, arm: int, counts: Clusters) -> Breach | None:
-    """The first rail that an arm has broken. `counts`: cells (arm, 0) by unit of the guard."""
+def breach(rails: Rails, arms: int, arm: int, counts: Clusters, share: float = SINCE_THE_START) -> Breach | None:
+    """The first rail that an arm has broken. `counts`: cells (arm, 0) by unit of the guard; share: of alpha."""
     if min(counts.total(arm, REQUESTS), counts.total(0, REQUESTS)) < rails.least_requests:
         return None
     asked = [bound is not None for bound in (rails.attainment_drop, rails.error_rise, rails.pace_rise)]
-    alpha = 2.0 * rails.alpha / (max(1, sum(asked)) * max(1, arms - 1))  # one side only
+    alpha = 2.0 * share * rails.alpha / (max(1, sum(asked)) * max(1, arms - 1))  # one side only
     against: dict[Cell, float] = {(arm, 0): 1.0, (0, 0): -1.0}
     if rails.attainment_drop is not None:
         found = anytime(contrast(counts, against, GOOD, REQUESTS), PLANNED, alpha)

@@ -22,7 +22,6 @@ from gateway.config import Config, ConfigError
 from gateway.experiment import Experiments
 from gateway.shared.store import Command, Store
 from gateway.trial import Trial
-from policies.clusters import Clusters
 
 SUMS_S = 1.0  # between two writings of the sums that guard rails need
 DETAILS_S = 10.0  # of those by class and prompt length, and of all once it is over
@@ -111,14 +110,12 @@ class Trials:
     def up(self) -> bool:
         return self._store.up
 
-    def guard(self, trial: Trial) -> Clusters | None:
-        out: Clusters | None = None
-        for part in self._parts(trial, False):
-            out = part.guard if out is None else out.merged(part.guard)
-        return out
-
-    def parts(self, trial: Trial) -> Sequence[Trial]:
-        return self._parts(trial, True)
+    def parts(self, trial: Trial, whole: bool) -> Sequence[Trial]:
+        """Not whole: without the details, which take ten times as long to read."""
+        rows = self._rows["sums"] if self._of == trial.id else {}
+        own = trial.ledger.encode()
+        read = [self._part(trial, ledger, sums, whole) for ledger, sums in rows.items() if ledger != own]
+        return [part for part in read if part is not None]
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -146,13 +143,6 @@ class Trials:
             mine = orjson.dumps(of)
         key = self._store.key("experiment", trial.id, kind)
         return ("EVAL", SUM, 2, f"{key}:at", key, trial.ledger, mine, MOST, KEPT_MS)
-
-    def _parts(self, trial: Trial, whole: bool) -> Sequence[Trial]:
-        """whole: with the details, which take ten times as long to read and which guard rails do not ask."""
-        rows = self._rows["sums"] if self._of == trial.id else {}
-        own = trial.ledger.encode()
-        read = [self._part(trial, ledger, sums, whole) for ledger, sums in rows.items() if ledger != own]
-        return [part for part in read if part is not None]
 
     def _part(self, trial: Trial, ledger: bytes, sums: bytes, whole: bool) -> Trial | None:
         """Read once; None where it was counted under other weights or cannot be read."""

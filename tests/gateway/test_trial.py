@@ -13,6 +13,7 @@ from gateway.experiment_table import Experiment
 from gateway.record import RequestRecord, Tokens, TokenSource
 from gateway.trial import Trial, read
 from policies.clusters import REQUESTS
+from policies.guard import breach, share, window
 from policies.model import Outcome, Request
 from policies.objectives import Objectives, Partition
 
@@ -32,21 +33,24 @@ def record(unix: float, partition: Partition = Partition.GOOD, **fields: Any) ->
     return made
 
 
-def feed(t: Trial, n: int, attainment: tuple[float, float], rate_rps: float = 20.0, seed: int = 0) -> float | None:
+def feed(
+    t: Trial, n: int, attainment: tuple[float, float], rate_rps: float = 20.0, seed: int = 0, since_s: float = 0.0
+) -> float | None:
     """Requests of many sessions; answers when the guard rails stopped the new arm, in seconds."""
     rng = random.Random(seed)
+    begin = START + since_s
     for i in range(n):
-        unix = START + i / rate_rps
+        unix = begin + i / rate_rps
         request = Request(f"r{i}", session=f"s{rng.randrange(400)}")
         given = t.assign(request, unix)
         assert given is not None
         good = rng.random() < attainment[given.arm]
         t.finished(record(unix, Partition.GOOD if good else Partition.SLOW_TTFT), given)
         if i % int(rate_rps) == 0:
-            found = t.judge()
+            found = t.judge(unix)
             if found is not None:
                 t.stop_arm(found.arm, found.reason, unix)
-                return unix - START
+                return unix - begin
     return None
 
 
@@ -69,6 +73,28 @@ def test_a_bad_arm_is_stopped_within_a_minute_and_its_traffic_returns() -> None:
     assert request.arm == "control"
 
 
+def test_an_arm_that_was_good_for_a_day_is_stopped_within_a_minute_and_a_half_of_turning_bad() -> None:
+    t = trial()
+    for bucket in range(256):
+        for arm in (0, 1):
+            t.guard.rows.setdefault((arm, 0), {})[bucket] = [3_000.0, 2_800.0, 0.0, 0.0, 0.0, 27_000.0]
+    at = feed(t, 1800, (0.93, 0.50), since_s=86_400.0)
+    assert at is not None
+    assert at <= 90.0
+    assert breach(t.table.rails(), 2, 1, t.guard) is None, "over the day it is not bad at all"
+    assert "below the control's, at least" in t.why_stopped["new"]
+    assert ", in the last " in t.why_stopped["new"]
+
+
+def test_windows_share_what_chance_they_have_to_stop_a_good_arm() -> None:
+    plan = trial().plan
+    first = window(plan, START)
+    assert [share(plan, first + k) for k in range(3)] == [0.25, pytest.approx(0.5 / 6), pytest.approx(0.5 / 12)]
+    assert sum(share(plan, first + k) for k in range(100_000)) == pytest.approx(0.5, abs=1e-4)
+    turns = trial(design="switchback", slice_s=900.0).plan
+    assert window(turns, START + 3600.0) - window(turns, START) == 1, "as long as two blocks of slices"
+
+
 def test_an_equal_and_a_slightly_worse_arm_go_on() -> None:
     assert all(feed(trial(), 2400, (0.93, 0.93), seed=seed) is None for seed in range(5))
     assert all(feed(trial(), 2400, (0.93, 0.90), seed=seed) is None for seed in range(5))
@@ -85,15 +111,15 @@ def test_requests_that_never_end_tell_against_their_arm_as_soon_as_they_are_late
             t.finished(record(unix), given)
         else:
             waiting.append((given, START + 30.0 - unix))
-    assert t.judge() is None, "the arm has no request that ended"
+    assert t.judge(START + 30.0) is None, "the arm has no request that ended"
     t.look(waiting, START + 30.0)
-    found = t.judge()
+    found = t.judge(START + 30.0)
     assert found is not None
     assert found.reason.startswith("attainment is 100.0% below the control's")
     assert [arm["watched"]["attainment"] for arm in results(t, START + 30.0)["arms"]] == [1.0, 0.0]
     assert read(t.document()).guard.total(1, REQUESTS) == 0, "who is late is counted for good when it ends"
     t.look([], START + 31.0)
-    assert t.judge() is None
+    assert t.judge(START + 30.0) is None
 
 
 def test_what_an_experiment_before_left_open_is_not_this_ones() -> None:

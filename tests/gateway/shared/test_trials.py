@@ -112,7 +112,7 @@ async def test_a_guard_rail_judges_the_sums_of_both_and_stops_the_arm_at_both(se
         await until(lambda: runs(b))
         for g in (a, b):
             as_if_so_many_had_ended(g, 60, arm_good=False)
-            assert trial(g).judge() is None, "60 of each arm are too few to judge"
+            assert trial(g).judge(0.0) is None, "60 of each arm are too few to judge"
         await until(lambda: not runs(a) and not runs(b))
         await until(lambda: trial(a).announcement() == trial(b).announcement())  # each may have stopped it by itself
         assert trial(a).why_stopped["new"].startswith("guard rail: attainment is 100.0% below the control's")
@@ -127,10 +127,10 @@ async def test_what_the_other_counted_can_acquit_an_arm(server: Server) -> None:
         as_if_so_many_had_ended(b, 100_000, arm_good=True)
         others = a.gateway.experiments.others
         assert others is not None
-        await until(lambda: others.guard(trial(a)) is not None)
+        await until(lambda: len(others.parts(trial(a), False)) == 1)
         as_if_so_many_had_ended(a, 200, arm_good=False)
-        assert trial(a).judge() is not None
-        assert trial(a).judge(others.guard(trial(a))) is None
+        assert trial(a).judge(0.0) is not None
+        assert trial(a).judge(0.0, others.parts(trial(a), False)) is None
 
 
 async def test_without_redis_each_judges_alone_and_they_agree_when_it_is_back(server: Server) -> None:
