@@ -2,6 +2,7 @@
 # make test    linters, types and all tests that need no real vLLM
 # make test-vllm   the same gateway in front of two real vLLM replicas (FOREBAY_VLLM_DIR or FOREBAY_VLLM_URLS)
 # make bench-vllm  pacing in front of real replicas, judged by the clock: wants a quiet machine
+# make compiled    the core compiled into .compiled (needs a C compiler), and its tests run against that
 # make bench   CPU per request and per streamed event, beside vllm-router in the same run
 
 PYTHON ?= python3
@@ -11,8 +12,9 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 TEST_ARGS ?=
 TEST_JOBS ?= 2
+COMPILED := .compiled
 
-.PHONY: demo test test-vllm bench bench-vllm lint format clean
+.PHONY: demo test test-vllm compiled bench bench-vllm lint format clean
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +43,11 @@ test-vllm: $(VENV)/.test
 bench-vllm: $(VENV)/.test
 	$(BIN)/python -m pytest -m timing tests/vllm $(TEST_ARGS)
 
+compiled: $(VENV)/.test
+	$(BIN)/python deploy/compile.py $(COMPILED)
+	rm -rf $(COMPILED)/tests && cp -r tests $(COMPILED)/
+	cd $(COMPILED) && $(abspath $(BIN))/python -m pytest -c ../pyproject.toml --rootdir . tests/policies tests/gateway -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
+
 bench: $(VENV)/.demo
 	$(BIN)/python -m loadtests.bench $(BENCH_ARGS)
 
@@ -49,4 +56,4 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(COMPILED) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -9,7 +9,8 @@ import anthropic
 import openai
 import pytest
 
-from policies.model import Shed
+from gateway.placement import Owner
+from policies.model import Request, Shed
 from tests.gateway.scripted import gateway, playing, reads, replica
 from tests.gateway.test_failures import GOOD_STREAM, cut, error_event, event, whole
 
@@ -119,8 +120,10 @@ async def test_what_an_idle_fleet_could_not_meet_either_is_not_repeated(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replica(playing([whole(b"200 OK", ANSWERS[kind])])) as a, gateway(a) as g:
-        core = g.scheduler.balancer
-        monkeypatch.setattr(core, "submit", lambda request, now: [Shed(request.id, "infeasible", None)])
+        scheduler = g.scheduler
+        monkeypatch.setattr(
+            scheduler, "submit", lambda request, owner: owner.on_decision(Shed(request.id, "infeasible", None))
+        )
         with pytest.raises((openai.RateLimitError, anthropic.RateLimitError)) as caught:
             await ask(kind, g.port, retries=2)
         headers = caught.value.response.headers  # type: ignore[attr-defined]
@@ -135,13 +138,16 @@ async def test_what_is_infeasible_now_is_repeated_when_there_is_room_as_predicte
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replica(playing([whole(b"200 OK", ANSWERS[kind])])) as a, gateway(a) as g:
-        core = g.scheduler.balancer
-        submit, refuse = core.submit, iter([True, False])
-        monkeypatch.setattr(
-            core,
-            "submit",
-            lambda request, now: [Shed(request.id, "infeasible", 1.0)] if next(refuse) else submit(request, now),
-        )
+        scheduler = g.scheduler
+        submit, refuse = scheduler.submit, iter([True, False])
+
+        def full_at_first(request: Request, owner: Owner) -> None:
+            if next(refuse):
+                owner.on_decision(Shed(request.id, "infeasible", 1.0))
+            else:
+                submit(request, owner)
+
+        monkeypatch.setattr(scheduler, "submit", full_at_first)
         assert await ask(kind, g.port, retries=2) == "ok"
         second = await g.record(2)
         assert [(r.outcome, r.client_retry) for r in g.records] == [("shed", 0), ("success", 1)]
