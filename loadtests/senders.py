@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -206,6 +207,7 @@ async def _send(pipe: Connection, live: LiveRun, worker: int) -> None:
     running = asyncio.ensure_future(driver.run())
     loop = asyncio.get_running_loop()
     loop.add_reader(pipe.fileno(), running.cancel)  # the parent closed its end
+    os.set_blocking(pipe.fileno(), True)  # watching made it otherwise: a message beyond its buffer would be cut
     try:
         while not running.done():
             await asyncio.wait({running}, timeout=REPORT_S)

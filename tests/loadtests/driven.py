@@ -18,7 +18,7 @@ from policies.model import ServiceClass
 from tests.loadtests.scripted import Call, Script, Server, scripted
 
 CHAT = "/v1/chat/completions"
-LOOSE = ServiceClass("interactive", ttft_s=20.0, tpot_s=20.0)
+LOOSE = ServiceClass("interactive", ttft_s=120.0, tpot_s=120.0)  # a busy machine is no part of a story
 
 
 def row(id: int, at_s: float | None, **more: object) -> Row:
@@ -37,7 +37,7 @@ async def drive(
     behaviour: Behaviour | None = None,
     service_class: ServiceClass = LOOSE,
     window_s: float = 1.0,
-    drain_s: float = 20.0,
+    drain_s: float = 120.0,
 ) -> tuple[list[Record], Driver, list[Call]]:
     schedule = Schedule(tuple(rows), window_s, drain_s, 512, {"interactive": service_class})
     async with scripted(script) as server:

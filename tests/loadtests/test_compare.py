@@ -95,7 +95,7 @@ async def test_two_servers_by_url(tmp_path: Path) -> None:
     async with scripted(Cache().serve) as one, scripted(Cache().serve) as two:
         arguments = [
             "compare", "--arm", f"one={one.url}", "--arm", f"two={two.url}", "--workload", "unique", "--window", "1",
-            "--drain", "10", "--objective", "ttft=20s,tpot=20s", "--seeds", "2", "--no-noise-floor",
+            "--drain", "120", "--objective", "ttft=120s,tpot=120s", "--seeds", "2", "--no-noise-floor",
             "--out", str(tmp_path),
         ]  # fmt: skip
         result = await asyncio.to_thread(CliRunner().invoke, cli.build(["compare"]), arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from loadtests import cli, quality, results, senders
 from loadtests.client import Client, Target
-from loadtests.drive import Clock, Driver, WireRequest
+from loadtests.drive import Behaviour, Clock, Driver, WireRequest
 from loadtests.record import Record
 from loadtests.requests import Shape
 from loadtests.schedule import Row, Schedule
@@ -26,7 +27,7 @@ from policies.model import ServiceClass
 from policies.objectives import Partition
 from tests.loadtests.scripted import Call, full_answer, scripted, until
 
-CLASSES = {"interactive": ServiceClass("interactive", ttft_s=20.0, tpot_s=20.0)}
+CLASSES = {"interactive": ServiceClass("interactive", ttft_s=120.0, tpot_s=120.0)}
 
 
 async def serve(call: Call) -> None:
@@ -43,7 +44,7 @@ def rows(n: int) -> tuple[Row, ...]:
 
 
 async def test_two_senders_send_every_row_once_with_one_clock() -> None:
-    schedule = Schedule(rows(30), 0.5, 20.0, 512, CLASSES)
+    schedule = Schedule(rows(30), 0.5, 120.0, 512, CLASSES)
     async with scripted(serve) as server:
         live = LiveRun(schedule, server.url, Shape("tiny"), workers=2)
         seen: list[senders.Progress] = []
@@ -53,6 +54,16 @@ async def test_two_senders_send_every_row_once_with_one_clock() -> None:
     assert [r.id for r in got.records] == list(range(30))
     assert {r.partition for r in got.records} == {Partition.GOOD}
     assert (got.sustained.due, got.sustained.processes) == (30, 2)
+
+
+async def test_records_beyond_the_buffer_of_a_pipe_arrive_whole() -> None:
+    """A sender watches its pipe for the end of its parent, and must still wait until all it says is taken."""
+    schedule = Schedule(tuple(Row(i, 0.0, 10, 600, (i,)) for i in range(80)), 0.5, 120.0, 512, CLASSES)
+    async with scripted(serve) as server:
+        live = LiveRun(schedule, server.url, Shape("tiny"), Behaviour(keep_text_share=1.0))
+        got = await asyncio.to_thread(senders.run, live)
+    assert len(pickle.dumps(got.records)) > 40_000
+    assert [r.text for r in got.records] == ["x" * 600] * 80
 
 
 def test_sessions_stay_with_one_sender_and_nothing_is_sent_twice() -> None:
@@ -100,7 +111,7 @@ async def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     async with scripted(serve) as server:
         arguments = [
             "replay", "--url", server.url, "--workload", "unique", "--window", "1", "--load", "2",
-            "--objective", "ttft=20s,tpot=20s", "--drain", "20", "--out", str(tmp_path / "run"), "--check",
+            "--objective", "ttft=120s,tpot=120s", "--drain", "120", "--out", str(tmp_path / "run"), "--check",
             f"{check}:has_x", "--name", "scripted",
         ]  # fmt: skip
         result = await asyncio.to_thread(CliRunner().invoke, cli.build(["replay"]), arguments)
