@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing.context
 import os
-import pickle
 import signal
+import socket
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -56,13 +58,21 @@ async def test_two_senders_send_every_row_once_with_one_clock() -> None:
     assert (got.sustained.due, got.sustained.processes) == (30, 2)
 
 
-async def test_records_beyond_the_buffer_of_a_pipe_arrive_whole() -> None:
+async def test_records_beyond_the_buffer_of_a_pipe_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender watches its pipe for the end of its parent, and must still wait until all it says is taken."""
+    pipe = multiprocessing.context.BaseContext.Pipe
+
+    def narrow(*given: Any) -> Any:
+        ours, theirs = pipe(*given)
+        with socket.socket(fileno=os.dup(theirs.fileno())) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return ours, theirs
+
+    monkeypatch.setattr(multiprocessing.context.BaseContext, "Pipe", narrow)
     schedule = Schedule(tuple(Row(i, 0.0, 10, 600, (i,)) for i in range(80)), 0.5, 120.0, 512, CLASSES)
     async with scripted(serve) as server:
         live = LiveRun(schedule, server.url, Shape("tiny"), Behaviour(keep_text_share=1.0))
-        got = await asyncio.to_thread(senders.run, live)
-    assert len(pickle.dumps(got.records)) > 40_000
+        got = await asyncio.to_thread(senders.run, live, lambda _: time.sleep(0.3))  # a parent that is slow to read
     assert [r.text for r in got.records] == ["x" * 600] * 80
 
 
