@@ -77,7 +77,7 @@ class LateBinding:
         tight = may_refuse and now > tracked.latest_start
         if tight and tracked.tried:  # it was let in and a replica failed it: late is better than an error
             return [*before, self._send_least_late(tracked, pool, now)]
-        if tight and (choice := self._just_in_time(tracked, pool, now)).replica_id is None:
+        if tight and (self.queue.count or (choice := self._just_in_time(tracked, pool, now)).replica_id is None):
             best = self.sight.best_start_s
             margin = self.margins.bound(request.service_class, best) - best
             why = Why.HOPELESS if tracked.latest_start + margin < request.received_at else Why.NOW

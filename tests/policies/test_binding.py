@@ -213,11 +213,15 @@ def test_the_longest_prompt_is_tried_on_an_idle_fleet_without_the_margin_that_qu
     assert said(b.submit(chat("third", tokens=45_000, at=5.0), 5.0)) == ["send third"]
 
 
-def test_the_longest_prompt_is_tried_where_nobody_waits_though_somebody_waits_elsewhere() -> None:
-    b = balancer("a", "b")
-    b.submit(chat("on a", pinned="a"), 0.0)
-    assert said(b.submit(chat("waits for a", pinned="a"), 0.0)) == ["hold waits for a"]
-    (sent,) = b.submit(chat("long", tokens=45_000), 0.0)
+def test_the_longest_prompt_is_tried_where_there_is_room_though_it_would_harm_less_elsewhere() -> None:
+    b = Balancer((CHAT, FIRM, BATCH), make("forebay"), Settings(prior_prefill_rate=RATE), random.Random(1))
+    for name in ("a", "b"):
+        b.fleet_event(Added(name, prefill_rate=RATE, kv_capacity_tokens=400_000), 0.0)
+    for n in range(6):
+        b.submit(chat(f"stream {n}", tokens=100, at=n / 10, pinned="b"), n / 10)
+        b.first_token(f"stream {n}", n / 10 + 0.06)  # as predicted
+    b.submit(chat("short", tokens=3000, at=1.0, pinned="a"), 1.0)  # 0.3 s: no room beside it
+    (sent,) = b.submit(chat("long", tokens=45_000, at=1.0), 1.0)
     assert isinstance(sent, Dispatch)
     assert sent.replica_id == "b"
 
