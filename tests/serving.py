@@ -24,7 +24,7 @@ PLAIN = False  # httpx's `verify`: reading the certificates of the machine costs
 _numbers = itertools.count()
 
 
-def wait_for(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, within_s: float = 120.0) -> Any:
     """The first truthy value of `condition`, asked every 20 ms. Raises AssertionError naming `what`."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:

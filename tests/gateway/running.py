@@ -28,7 +28,7 @@ PATIENT: dict[str, Any] = {  # nothing is refused because a machine is slow, wit
 }
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Waits for a condition; a test that needs a time would be a lie on a loaded machine."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

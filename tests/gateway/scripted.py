@@ -317,7 +317,7 @@ async def replica(script: Script, **kwargs: Any) -> AsyncIterator[ScriptedReplic
         await made.stop()
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     """Waits for something that has no event of its own."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

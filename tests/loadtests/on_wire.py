@@ -40,7 +40,7 @@ async def raw(url: str, path: str, body: dict[str, Any], more: str = "") -> byte
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  the condition is plain state of the replica, it has no event
             await asyncio.sleep(0.001)
 

@@ -124,7 +124,7 @@ async def scripted(script: Script) -> AsyncIterator[Server]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Waits for a condition, not for a time; TimeoutError when it never comes."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - conditions over sockets have no event to wait for
