@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from loadtests import profiles, provenance, replay, screen
+from loadtests import profiles, provenance, replay, screen, terminal
 from loadtests.campaign import Fleet, simulate_arm
 from loadtests.compare import LiveArm, Plan, parse_arm, run_once
 from loadtests.drive import Behaviour
@@ -128,7 +128,7 @@ def boundary(
 
     Example: forebay boundary --workload chat --arm round_robin --arm forebay --window 300 --out runs/boundary
     """
-    console = Console()
+    console = terminal.console()
     live = gateway is not None or any("=" in one for one in arm)
     try:
         made = offer(

@@ -18,7 +18,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from loadtests import engine_watch, gateway_classes, pairing, provenance, replay, retry, screen, senders, simulated
+from loadtests import (
+    engine_watch,
+    gateway_classes,
+    pairing,
+    provenance,
+    replay,
+    retry,
+    screen,
+    senders,
+    simulated,
+    terminal,
+)
 from loadtests.client import Target
 from loadtests.drive import Behaviour
 from loadtests.offer import CONFIG_HELP, OBJECTIVE_HELP, Offer, classes_of, offer
@@ -85,7 +96,7 @@ def compare(
 
     An admin token is read from FOREBAY_ADMIN_TOKEN, a client key from FOREBAY_API_KEY.
     """
-    console = Console()
+    console = terminal.console()
     key = os.environ.get("FOREBAY_API_KEY")
     try:
         arms = [parse_arm(text, gateway) for text in arm]

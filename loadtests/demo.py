@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from loadtests import profiles, screen, simulated
+from loadtests import profiles, screen, simulated, terminal
 from loadtests.conversation import Segment, Talk
 from loadtests.drive import Behaviour
 from loadtests.engine import EngineConfig
@@ -87,7 +87,7 @@ def demo(
 
     Example: forebay demo --quick --exit
     """
-    console = Console()
+    console = terminal.console()
     length = QUICK if quick else FULL
     if window is not None:
         length = Length(window, min(length.drain_s, 3.0 * window))

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from loadtests import engine_watch, results, screen, watch
+from loadtests import engine_watch, results, screen, terminal, watch
 from loadtests.constraint import constraint
 from loadtests.engine_watch import Totals, gained, mean_s
 from loadtests.split import Split, mean, split
@@ -51,7 +51,7 @@ def diagnose(
 
     Example: forebay diagnose --url http://127.0.0.1:8080 --for 30
     """
-    console = Console()
+    console = terminal.console()
     try:
         if (folder is None) == (url is None):
             raise DiagnosisError("give either a result folder or --url URL")

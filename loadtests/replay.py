@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from gateway.config import ConfigError
-from loadtests import engine_watch, provenance, quality, results, retry, screen, senders, simulated
+from loadtests import engine_watch, provenance, quality, results, retry, screen, senders, simulated, terminal
 from loadtests.client import BadUrlError, Target
 from loadtests.drive import Behaviour
 from loadtests.live_result import summarise
@@ -76,7 +76,7 @@ def replay(
 
     Example: forebay replay --url http://127.0.0.1:8000 --workload chat --window 60 --out runs/chat
     """
-    console = Console()
+    console = terminal.console()
     try:
         if retries not in RETRIES:
             raise SetupError(f"--retries {retries!r}: none or official would be right")

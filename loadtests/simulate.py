@@ -8,7 +8,6 @@ The profiles are third-party figures until `forebay calibrate` has fitted one: r
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gateway import config as gateway_config
-from loadtests import counterfactual, pairing, profiles, provenance, results, tables
+from loadtests import counterfactual, pairing, profiles, provenance, results, tables, terminal
 from loadtests.bound import upper_bound
 from loadtests.campaign import ORACLE, Campaign, Fleet, Task, run_all, unbounded
 from loadtests.offer import OBJECTIVE_HELP, offer
@@ -106,7 +105,7 @@ def simulate(
     Example: forebay simulate --trace journal.jsonl --config gateway.toml --replicas 4 --policy forebay
     --policy least_work --seeds 1 --window 600 --out runs/yesterday     (a journal: what would others have done?)
     """
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = terminal.console()
     began = time.perf_counter()
     try:
         settings, policy_settings, classes = _configured(config)

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.vllm_metrics import read
-from loadtests import profiles, tokens
+from loadtests import profiles, terminal, tokens
 from loadtests.calibrate import facts
 from loadtests.client import BadUrlError, Client, Target
 from loadtests.engine import Engine, EngineConfig, Job, Step
@@ -157,7 +157,7 @@ def validate(
 
     Example: forebay validate http://127.0.0.1:8101 http://127.0.0.1:8102 --profile tiny.json
     """
-    console = Console()
+    console = terminal.console()
     report: dict[str, dict[str, tuple[float, float]]] = {}
     try:
         fitted = profiles.load(profile)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from loadtests import terminal
 from loadtests.bench import cost, decisions, held
 from loadtests.bench import workers as several
 from loadtests.bench.churn import churn
@@ -29,7 +29,7 @@ from loadtests.bench.soak import MOST_BYTES_PER_STREAM, MOST_HEALTH_S, soak
 from loadtests.ports import free_ports
 
 app = typer.Typer(add_completion=False, invoke_without_command=True)
-console = Console()
+console = terminal.console()
 
 
 @app.callback()
