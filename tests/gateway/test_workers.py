@@ -168,6 +168,7 @@ def test_a_killed_hand_takes_only_its_own_streams_with_it(front: Gateway) -> Non
 
 def test_a_killed_core_costs_no_stream_and_its_ledger_is_rebuilt(front: Gateway) -> None:
     core = core_of(front)
+    httpx.patch(f"{front.url}/admin/config", json={"stream": {"commit_after_s": 12.0}}, verify=PLAIN)
     with ExitStack() as stack:
         streams = begun(stack, front, 6, max_tokens=20_000)
         os.kill(core, signal.SIGKILL)
@@ -179,7 +180,7 @@ def test_a_killed_core_costs_no_stream_and_its_ledger_is_rebuilt(front: Gateway)
     assert core_of(front) != core
     wait_for(lambda: quiet(front), "nothing is left")
     config = httpx.get(f"{front.url}/admin/config", verify=PLAIN).json()
-    assert config["stream"]["commit_after_s"] == 11.0, "what was changed by hand outlives the core"
+    assert config["stream"]["commit_after_s"] == 12.0, "what was changed by hand outlives the core"
 
 
 def test_a_core_that_hangs_counts_as_dead_until_it_moves_again(front: Gateway) -> None:
