@@ -1,8 +1,7 @@
 """What happens to one request between its waits: attempts begin and are judged, news arrives, the record is closed.
 
-The half of an exchange that never waits; the order of things is the
-coroutine's (`exchange.py`). Whatever comes from outside is put into a field and wakes that. `_close` is the one place
-where a request ends: core, tenant, record, sink.
+The half of an exchange that never waits; the order of things is the coroutine's (`exchange.py`). Whatever comes from
+outside is put into a field and wakes that. `_close` is the one place where a request ends: core, tenant, record, sink.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,15 @@ def wait_for(condition: Callable[[], Any], what: str, within_s: float = 120.0) -
             return value
         time.sleep(0.02)
     raise AssertionError(f"not within {within_s:g} s: {what}")
+
+
+COUNTERS = (
+    "forebay_replica_in_flight",
+    "forebay_replica_prefill_backlog_tokens",
+    "forebay_open_requests",
+    "forebay_held_requests",
+    "forebay_held_bytes",
+)
 
 
 @dataclass
@@ -179,3 +188,29 @@ def chat(text: str, max_tokens: int = 8, **more: Any) -> dict[str, Any]:
     """Body of a chat request for the model `tiny` with one user message."""
     messages = [{"role": "user", "content": text}]
     return {"model": "tiny", "messages": messages, "max_tokens": max_tokens, "temperature": 0, **more}
+
+
+def begun(
+    stack: ExitStack, front: Gateway, count: int, max_tokens: int = 400, **headers: str
+) -> list[tuple[Stream, Iterator[bytes]]]:
+    """So many streams on connections of their own, each after its first content."""
+    out = []
+    for _ in range(count):
+        body = chat("tell of the river that runs to the sea", max_tokens=max_tokens)
+        opened = stack.enter_context(streaming(front.url, body, **headers))
+        events = iter(opened)
+        for event in events:
+            if b'"content"' in event:
+                break
+        out.append((opened, events))
+    return out
+
+
+def seen(front: Gateway, name: str) -> float | None:
+    """Sum of the series of that name; None while no core answers."""
+    answer = httpx.get(f"{front.url}/metrics", timeout=30, verify=PLAIN)
+    return None if answer.status_code != 200 else sum(v for n, _, v in samples(answer.text) if n == name)
+
+
+def quiet(front: Gateway) -> bool:
+    return all(seen(front, name) == 0 for name in COUNTERS)

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.gateway.shared.pair import Server
-from tests.serving import Gateway, Stream, chat, gateway, post, samples, streaming, wait_for
+from tests.serving import Gateway, begun, chat, gateway, post, quiet, wait_for
 from tests.simulated import simulated
 from tests.valve import Valve, valve
 
@@ -41,8 +41,6 @@ tpot_s = "none"
 """
 # The one that is cut off finds out by limits that pass; the whole one has none that a busy machine could miss.
 CUT_S, WHOLE_S = 3.0, 60.0
-ZERO = ("forebay_replica_in_flight", "forebay_replica_prefill_backlog_tokens", "forebay_open_requests",
-        "forebay_held_requests", "forebay_held_bytes")  # fmt: skip
 
 
 @dataclass
@@ -74,24 +72,6 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield Pair(whole, cut, valves)
 
 
-def begun(stack: ExitStack, front: Gateway, count: int) -> list[tuple[Stream, Iterator[bytes]]]:
-    """So many streams, each after its first content and long before its end."""
-    out = []
-    for _ in range(count):
-        opened = stack.enter_context(streaming(front.url, chat("tell of the river", max_tokens=600)))
-        events = iter(opened)
-        for event in events:
-            if b'"content"' in event:
-                break
-        out.append((opened, events))
-    return out
-
-
-def quiet(front: Gateway) -> bool:
-    text = httpx.get(f"{front.url}/metrics", timeout=30).text
-    return not any(value for name, _, value in samples(text) if name in ZERO)
-
-
 def one(front: Gateway, i: int) -> int:
     return post(front.url, chat(f"{i}: where is the sea", max_tokens=2)).status_code
 
@@ -105,7 +85,7 @@ def test_a_gateway_that_is_cut_off_loses_and_doubles_nothing_and_comes_back(pair
     whole, cut = pair.whole, pair.cut
     before = {front.url: ended(front) for front in (whole, cut)}
     with ExitStack() as stack, ThreadPoolExecutor(16) as pool:
-        there, here = begun(stack, whole, 3), begun(stack, cut, 3)
+        there, here = begun(stack, whole, 3, max_tokens=600), begun(stack, cut, 3, max_tokens=600)
         for v in pair.valves:
             v.shut()
         waiting: list[Future[int]] = [pool.submit(one, cut, i) for i in range(6)]

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gateway.tenants import digest
-from tests.serving import CHAT, PLAIN, Gateway, Stream, chat, gateway, post, samples, streaming, wait_for
+from tests.serving import CHAT, PLAIN, Gateway, Stream, begun, chat, gateway, post, quiet, seen, wait_for
 from tests.simulated import Simulated
 
 # `answer_s`: a core that is only slow on a busy machine must not be taken for one that hangs
@@ -42,13 +42,6 @@ keys_sha256 = ["{digest("sk-big").hex()}"]
 """
 BIG = {"authorization": "Bearer sk-big"}
 SMALL = {"authorization": "Bearer sk-small"}
-COUNTERS = (
-    "forebay_replica_in_flight",
-    "forebay_replica_prefill_backlog_tokens",
-    "forebay_open_requests",
-    "forebay_held_requests",
-    "forebay_held_bytes",
-)
 
 
 @pytest.fixture(scope="module")
@@ -81,30 +74,6 @@ def core_of(front: Gateway) -> int:
 
 def hands_of(front: Gateway) -> list[int]:
     return [row["pid"] for row in processes(front)["hands"]]
-
-
-def seen(front: Gateway, name: str) -> float | None:
-    """Sum of the series of that name; None while no core answers."""
-    answer = httpx.get(f"{front.url}/metrics", timeout=30, verify=PLAIN)
-    return None if answer.status_code != 200 else sum(v for n, _, v in samples(answer.text) if n == name)
-
-
-def quiet(front: Gateway) -> bool:
-    return all(seen(front, name) == 0 for name in COUNTERS)
-
-
-def begun(stack: ExitStack, front: Gateway, count: int, max_tokens: int = 400) -> list[tuple[Stream, Iterator[bytes]]]:
-    """So many streams on connections of their own, each after its first content."""
-    out = []
-    for _ in range(count):
-        body = chat("tell of the river that runs to the sea", max_tokens=max_tokens)
-        opened = stack.enter_context(streaming(front.url, body, **BIG))
-        events = iter(opened)
-        for event in events:
-            if b'"content"' in event:
-                break
-        out.append((opened, events))
-    return out
 
 
 def finish(streams: list[tuple[Stream, Iterator[bytes]]]) -> list[Stream]:
@@ -151,7 +120,7 @@ def test_a_change_through_one_hand_is_true_for_all(front: Gateway) -> None:
 def test_a_killed_hand_takes_only_its_own_streams_with_it(front: Gateway) -> None:
     lost = front.metric("forebay_requests_total", reason="worker_lost")
     with ExitStack() as stack:
-        streams = begun(stack, front, 8)
+        streams = begun(stack, front, 8, **BIG)
         os.kill(hands_of(front)[0], signal.SIGKILL)
         ended = finish(streams)
     whole = [one for one in ended if one.done]
@@ -170,7 +139,7 @@ def test_a_killed_core_costs_no_stream_and_its_ledger_is_rebuilt(front: Gateway)
     core = core_of(front)
     httpx.patch(f"{front.url}/admin/config", json={"stream": {"commit_after_s": 12.0}}, verify=PLAIN)
     with ExitStack() as stack:
-        streams = begun(stack, front, 6, max_tokens=20_000)
+        streams = begun(stack, front, 6, max_tokens=20_000, **BIG)
         os.kill(core, signal.SIGKILL)
         meanwhile = [answers(front).status_code for _ in range(5)]
         assert meanwhile == [200] * 5
@@ -186,7 +155,7 @@ def test_a_killed_core_costs_no_stream_and_its_ledger_is_rebuilt(front: Gateway)
 def test_a_core_that_hangs_counts_as_dead_until_it_moves_again(front: Gateway) -> None:
     core = core_of(front)
     with ExitStack() as stack:
-        streams = begun(stack, front, 4)
+        streams = begun(stack, front, 4, **BIG)
         os.kill(core, signal.SIGSTOP)
         try:
             alone = [answers(front) for _ in range(6)]
@@ -216,7 +185,7 @@ def test_the_program_is_replaced_without_a_request_that_fails(front: Gateway) ->
                     failures.append(error)
 
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
-        streams = begun(stack, front, 4)
+        streams = begun(stack, front, 4, **BIG)
         for _ in range(3):
             pool.submit(client)
         os.kill(front.server.process.pid, signal.SIGUSR2)
@@ -232,7 +201,7 @@ def test_the_program_is_replaced_without_a_request_that_fails(front: Gateway) ->
 
 def test_sigterm_drains_every_hand(front: Gateway) -> None:
     with ExitStack() as stack:
-        streams = begun(stack, front, 4)
+        streams = begun(stack, front, 4, **BIG)
         for pid in hands_of(front):
             os.kill(pid, signal.SIGINT)  # Ctrl-C reaches the whole group, and is no second signal
         os.kill(front.server.process.pid, signal.SIGTERM)
