@@ -95,12 +95,16 @@ class SizeFairness:
     def least_share(self, quartile: int, average: float, best: float) -> float:
         """Share of a quartile that a price must leave, given the average share it refuses and the best share it
         leaves: what is refused without being priced counts against the bound too."""
+        return self.least_shares(average, best)[quartile]
+
+    def least_shares(self, average: float, best: float) -> list[float]:
+        """The same of all four."""
         if self.bound == float("inf"):
-            return 0.0
-        unpriced = self.unpriced[quartile] / max(self.offered[quartile], 1.0)
+            return [0.0] * 4
         average += sum(self.unpriced) / max(sum(self.offered), 1.0)
-        least = 1.0 + unpriced - self.aim * self.bound * average
-        return max(least, WORST_TO_BEST * best) if average > HEAVY_SHED else least
+        rest = 1.0 - self.aim * self.bound * average
+        least = [rest + u / max(o, 1.0) for u, o in zip(self.unpriced, self.offered, strict=True)]
+        return [max(share, WORST_TO_BEST * best) for share in least] if average > HEAVY_SHED else least
 
 
 def _fade(quartiles: list[float]) -> None:

@@ -12,9 +12,8 @@ shorter than the window is left to the queue; without overload there is no price
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Final, TypeAlias
 
 from policies.admission import SizeFairness
@@ -44,7 +43,8 @@ class Price:
         self.thresholds = [FREE] * 4
         self.exempt: frozenset[str | None] = frozenset()  # tenants within their fair share
         self.excess_s = 0.0  # that the fleet would need for what was too much in the window
-        self._arrivals: deque[Arrival] = deque()
+        self._arrivals: list[Arrival] = []
+        self._first = 0  # of the window; those before it are dropped now and then
         self._asked_s = 0.0  # sum of their costs
         self._set_at = float("-inf")
 
@@ -68,9 +68,8 @@ class Price:
 
     def demand(self, now: float) -> float:
         """Seconds per second that arrivals asked for in the window."""
-        while self._arrivals and self._arrivals[0][0] < now - WINDOW_S:
-            self._asked_s -= self._arrivals.popleft()[1]
-        return self._asked_s / max(now - self._arrivals[0][0], 1.0) if self._arrivals else 0.0
+        self._pass_to(now)
+        return self._asked_s / self._span_s(now)
 
     def refused_late(self) -> None:
         self.factor = max(LOWEST, self.factor * (1.0 - STEP))
@@ -82,10 +81,8 @@ class Price:
         """New thresholds from the arrivals of the window. capacity: prefill seconds per second of the fleet;
         waiting_s: prefill seconds of what is held, where that is known."""
         self._set_at = now
-        while self._arrivals and self._arrivals[0][0] < now - WINDOW_S:
-            self._asked_s -= self._arrivals.popleft()[1]
-        count = len(self._arrivals)
-        span = max(now - self._arrivals[0][0], 1.0) if count else 1.0
+        self._pass_to(now)
+        count, span = len(self._arrivals) - self._first, self._span_s(now)
         budget = self.factor * capacity * span
         self.excess_s = max(0.0, self._asked_s - budget) / max(self.factor * capacity, 1e-3)
         if (
@@ -97,7 +94,7 @@ class Price:
             return
         self.fairness.steer()
         every = 1 + count // MOST_SORTED  # of thousands of arrivals a part says the same, and sorting all takes 20 ms
-        arrivals = list(islice(self._arrivals, 0, None, every))
+        arrivals = self._arrivals[self._first :: every]
         budget /= every
         excused = self._excuse(arrivals, capacity * span / every)
         if self.exempt:
@@ -111,23 +108,40 @@ class Price:
             return
         for quartile in costs:
             quartile.sort()
-        low, high = 0.0, max(q[-1] for q in costs if q)
         up_to = [list(accumulate(q, initial=0.0)) for q in costs]  # cost of the k cheapest
-        for _ in range(20):
-            price = 0.5 * (low + high)
-            kept = self._kept(costs, price)
-            if sum([sums[k] for sums, k in zip(up_to, kept, strict=True)], 0.0) > budget:
-                high = price
+        owed = [max(0.0, 2.0 * self.fairness.excess(i)) for i in range(4)]
+        prices = sorted(chain.from_iterable(costs))
+        low, high = -1, len(prices)  # places in it: of the highest price whose cost is within the budget, and above
+        kept = self._kept(costs, owed, 0.0)
+        while high - low > 1:
+            middle = (low + high) // 2
+            tried = self._kept(costs, owed, prices[middle])
+            if sum([sums[k] for sums, k in zip(up_to, tried, strict=True)], 0.0) > budget:
+                high = middle
             else:
-                low = price
-        kept = self._kept(costs, low)
+                low, kept = middle, tried
         self.thresholds = [q[k - 1] if 0 < k < len(q) else FREE if k else 0.0 for q, k in zip(costs, kept, strict=True)]
+
+    def _pass_to(self, now: float) -> None:
+        """Forgets what is older than the window."""
+        arrivals, first = self._arrivals, self._first
+        while first < len(arrivals) and arrivals[first][0] < now - WINDOW_S:
+            self._asked_s -= arrivals[first][1]
+            first += 1
+        if 2 * first > len(arrivals):
+            del arrivals[:first]
+            first = 0
+        self._first = first
+
+    def _span_s(self, now: float) -> float:
+        """Age of the oldest in the window, a second at least."""
+        return max(now - self._arrivals[self._first][0], 1.0) if self._first < len(self._arrivals) else 1.0
 
     def _recent_exceed(self, most_s: float, now: float) -> bool:
         """Whether the arrivals of the last few seconds ask for more than this within as much time: one prompt fills one
         replica, so one of half a minute is no overload while the others idle."""
         asked = 0.0
-        for at, cost, _, _ in reversed(self._arrivals):
+        for at, cost, _, _ in islice(reversed(self._arrivals), len(self._arrivals) - self._first):
             if at < now - RECENT_S:
                 break
             asked += min(cost, RECENT_S)
@@ -137,29 +151,32 @@ class Price:
 
     def _excuse(self, arrivals: Sequence[Arrival], budget: float) -> float:
         """Tenants that ask for about an equal share or less are exempt; answers the seconds they ask for."""
+        if len({arrival[3] for arrival in arrivals}) < 2:
+            self.exempt = frozenset()
+            return 0.0
         demand: dict[str | None, float] = {}
         for _, cost, _, tenant in arrivals:
             demand[tenant] = demand.get(tenant, 0.0) + cost
         modest, excused, left = set(), 0.0, len(demand)
-        if left > 1:
-            for tenant in sorted(demand, key=lambda t: demand[t]):
-                if demand[tenant] * left > TOLERANCE * (budget - excused):
-                    break
-                modest.add(tenant)
-                excused += demand[tenant]
-                left -= 1
+        for tenant in sorted(demand, key=lambda t: demand[t]):
+            if demand[tenant] * left > TOLERANCE * (budget - excused):
+                break
+            modest.add(tenant)
+            excused += demand[tenant]
+            left -= 1
         self.exempt = frozenset(modest)
         return excused
 
-    def _kept(self, costs: list[list[float]], price: float) -> list[int]:
-        """How many of each quartile are served at this price, fairness applied."""
+    def _kept(self, costs: list[list[float]], owed: list[float], price: float) -> list[int]:
+        """How many of each quartile are served at this price, fairness applied; owed: shares added to what is due."""
         kept = [bisect_right(q, price) for q in costs]
-        owed = [max(0.0, 2.0 * self.fairness.excess(i)) for i in range(4)]
-        total = sum(len(q) for q in costs)
+        total = sum([len(q) for q in costs])
         for _ in range(4):  # each round raises the shares below their bound; four quartiles settle in four
-            average = 1.0 - sum(kept) / total
-            best = max(k / len(q) for q, k in zip(costs, kept, strict=True) if q)
-            for i, q in enumerate(costs):
-                least = len(q) * (self.fairness.least_share(i, average, best) + owed[i])
-                kept[i] = min(len(q), max(kept[i], round(least)))
+            average, before = 1.0 - sum(kept) / total, kept.copy()
+            best = max([k / len(q) for q, k in zip(costs, kept, strict=True) if q])
+            for i, share in enumerate(self.fairness.least_shares(average, best)):
+                count = len(costs[i])
+                kept[i] = min(count, max(kept[i], round(count * (share + owed[i]))))
+            if kept == before:
+                break
         return kept
