@@ -26,3 +26,8 @@ def test_an_unknown_policy_lists_the_known_ones() -> None:
 def test_an_unknown_parameter_is_named() -> None:
     with pytest.raises(ValueError, match="policy 'random' has no parameter 'sed'; accepted: none"):
         make("random", {"sed": 3})
+
+
+def test_a_fraction_where_a_whole_number_is_wanted_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"policy 'chwbl': parameter 'characters' is 1.5; it must be a whole number"):
+        make("chwbl", {"characters": 1.5})
