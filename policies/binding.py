@@ -19,7 +19,7 @@ from policies.fleet_state import Pool, Replica
 from policies.model import Abort, Choice, Decision, Hold, Outcome, Shed, Usage
 from policies.predictor import LARGEST_MARGIN
 from policies.price import Price
-from policies.queue import HeldQueue
+from policies.queue import LEAST_WEIGHT, HeldQueue
 from policies.room import Room
 from policies.settings import Settings
 from policies.tracked import NEVER, Tracked
@@ -65,7 +65,8 @@ class LateBinding:
         pool = self.fleet.pool(request)
         if tracked.attempts >= settings.max_attempts or not pool.replicas:
             return [self.refuse(tracked, "no_replica", now)]
-        may_refuse = settings.admission and tracked.service_class.sheddable
+        service_class = tracked.service_class
+        may_refuse = settings.admission and service_class.sheddable
         if first and may_refuse:
             if queue.count and self.sticky.refused(request.session, now):
                 return [self.refuse(tracked, "infeasible", now, Why.NOW)]
@@ -77,24 +78,25 @@ class LateBinding:
         tight = may_refuse and now > tracked.latest_start
         if tight and tracked.tried:  # it was let in and a replica failed it: late is better than an error
             return [*before, self._send_least_late(tracked, pool, now)]
-        if tight and (self.queue.count or (choice := self._just_in_time(tracked, pool, now)).replica_id is None):
+        if tight and (queue.count or (choice := self._just_in_time(tracked, pool, now)).replica_id is None):
             best = self.sight.best_start_s
             margin = self.margins.bound(request.service_class, best) - best
             why = Why.HOPELESS if tracked.latest_start + margin < request.received_at else Why.NOW
             return [*before, self.refuse(tracked, "infeasible", now, why, best if why is Why.HOPELESS else None)]
-        if first and may_refuse and not tracked.service_class.fill_only:
-            cost = tracked.service_s / max(tracked.service_class.weight, 1e-3)
-            if self.price.due(now):
-                self.price.set(self._capacity(pool, now), now, sum([r.parked_s for r in pool.open]))
-            if self.price.too_dear(request.prompt_tokens, cost, request.tenant, now):
+        if first and may_refuse and not service_class.fill_only:
+            price, weight = self.price, service_class.weight
+            if price.due(now):
+                price.set(self._capacity(pool, now), now, sum([r.parked_s for r in pool.open]))
+            cost = tracked.service_s / (weight if weight > LEAST_WEIGHT else LEAST_WEIGHT)
+            if price.too_dear(request.prompt_tokens, cost, request.tenant, now):
                 return [*before, self.refuse(tracked, "infeasible", now, Why.PRICED)]
         if first and settings.working_set and not self.working_set.alive(request):
             tracked.newcomer = request.prompt_tokens > self._newcomers_room(pool, now)
         if not tracked.newcomer:
             decisions, sent = self._send_if_room(tracked, pool, choice, now)
-            before += decisions
             if sent:
-                return before
+                return before + decisions if before else decisions
+            before += decisions
         if tight:
             return [*before, self.refuse(tracked, "infeasible", now, Why.NOW)]
         if choice.replica_id is None and not any(r.id not in tracked.tried for r in pool.replicas if not r.down):
@@ -256,11 +258,12 @@ class LateBinding:
             made = self._take_back(replica, now)  # the engine would prefill it first
         if not room.has(replica, now) or (fill and not room.spare(replica, tracked, now)):
             return made, False
-        if self.price.floods(request.tenant) and not room.left_over(replica, now):
+        if self.price.exempt and self.price.floods(request.tenant) and not room.left_over(replica, now):
             return made, False
-        output = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
-        if not room.fits(tracked, replica, output, now):
-            return made, False
+        if replica.ledger.in_flight:  # an idle one takes any
+            output = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
+            if not room.fits(tracked, replica, output, now):
+                return made, False
         if made:
             replica.engine_ttft_s = replica.prefill.overhead_s + replica.ledger.backlog_s(now) + replica.service_s
         made.append(self._send(tracked, pool, choice, now))
@@ -278,8 +281,11 @@ class LateBinding:
 
     def _newcomers_room(self, pool: Pool, now: float) -> float:
         """Tokens of context a new conversation may bring."""
-        capacity = sum([r.kv.capacity or 0.0 for r in pool.open], 0.0) if self.working_set.enforced else 0.0
-        return self.working_set.headroom(capacity, now)
+        working_set = self.working_set
+        working_set.expire(now)
+        if not working_set.enforced:
+            return NEVER
+        return working_set.headroom(sum([r.kv.capacity or 0.0 for r in pool.open], 0.0))
 
     def make_way(self, replica: Replica, now: float) -> list[Decision]:
         """When its streams lose their slack, what only fills and has not answered yet makes way."""
@@ -329,16 +335,16 @@ class LateBinding:
 
     def _set_latest_start(self, tracked: Tracked, pool: Pool) -> None:
         """Deadline minus margin x the best service any open replica offers; from the views of the last look."""
-        request, sight = tracked.request, self.sight
+        request, sight, settings = tracked.request, self.sight, self.settings
         tracked.service_s = sight.best_service_s
-        margined = self.margins.bound(request.service_class, sight.best_start_s) if self.settings.admission else 0.0
-        latest = request.received_at + self.settings.default_max_wait_s
-        if request.ttft_deadline is not None:
-            latest = min(latest, request.ttft_deadline - margined)
+        margined = self.margins.bound(request.service_class, sight.best_start_s) if settings.admission else 0.0
+        most = tracked.service_class.max_wait_s
+        most = settings.default_max_wait_s if most is None else min(most, settings.default_max_wait_s)
+        latest = request.received_at + most
+        if request.ttft_deadline is not None and request.ttft_deadline - margined < latest:
+            latest = request.ttft_deadline - margined
         if request.deadline is not None:
             latest = min(latest, request.deadline - margined - self._decode_s(tracked, pool))
-        if tracked.service_class.max_wait_s is not None:
-            latest = min(latest, request.received_at + tracked.service_class.max_wait_s)
         tracked.latest_start = latest
 
     def _decode_s(self, tracked: Tracked, pool: Pool) -> float:

@@ -313,7 +313,8 @@ class Balancer:
 
     def _place(self, tracked: Tracked, now: float) -> list[Decision]:
         if self.dispatcher.sight.holds:
-            return self._settle(self.binding.arrive(tracked, now))
+            decisions = self.binding.arrive(tracked, now)
+            return decisions if len(decisions) == 1 and tracked.replica is not None else self._settle(decisions)
         pool = self.fleet.pool(tracked.request)
         if tracked.attempts < self.settings.max_attempts and pool.replicas:
             if self.dispatcher.by_count:

@@ -41,7 +41,8 @@ class Dispatcher:
         """This policy from the next decision on."""
         self.policy = policy
         self.blind: bool = getattr(policy, "blind", False)
-        self.listens = listens(policy)
+        self.listens = listens(policy)  # to events of requests with an adapter, at least
+        self.listens_to_all = self.listens and not getattr(policy, "adapters_only", False)
         self.by_count = self.blind and not self.settings.holds  # the fast lane
 
     def configure(self, settings: Settings) -> None:
@@ -76,29 +77,27 @@ class Dispatcher:
         request = tracked.request
         assert choice.replica_id is not None
         replica = self.fleet.replicas[choice.replica_id]
-        view, ledger = replica.view, replica.ledger
-        uncached, ttft, service = view.uncached_tokens, replica.engine_ttft_s, replica.service_s
+        view, pace = replica.view, replica.pace
+        uncached, cached = view.uncached_tokens, view.cached_tokens
+        ttft, service = replica.engine_ttft_s, replica.service_s
         output = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
-        cached, answer, generates = view.cached_tokens, output, request.generates
-        if not generates:
-            answer = 0.0
         alternatives = self._alternatives(pool, replica, choice) if len(pool.open) > 1 else ()
+        answer = output if request.generates else 0.0
         charge = Charge(
             uncached,
             service,
             request.prompt_tokens + answer,
             now,
             uncached * (cached + 0.5 * uncached),
-            generates and request.streams,
+            request.streams and request.generates,
             now + ttft,
             answer,
         )
-        ledger.charge(request.id, charge)
+        replica.ledger.charge(request.id, charge)
         replica.kv.charge(uncached + output)
-        pace = replica.pace
         if request.streams:
             pace.enter(request.tpot_s)
-        if not replica.streams(now):
+        if (pace.closed or pace.fixed) and not replica.streams(now):
             pace.clear(now)
         pace.spend(service, now)
         assert self.sight.last is not None
@@ -113,13 +112,14 @@ class Dispatcher:
             replica.counted(now)
         else:
             replica.changed(now)
+        request = tracked.request
         tracked.replica, tracked.charge, tracked.started = replica, charge, False
         tracked.attempts += 1
-        tracked.tried = (*tracked.tried, replica.id) if tracked.tried else (replica.id,)
+        tracked.tried += (replica.id,)
         if tracked.service_class.fill_only:
-            replica.fill[tracked.request.id] = tracked
-        if self.listens:
-            self.policy.observe(Dispatched(tracked.request, replica.id), now)
+            replica.fill[request.id] = tracked
+        if self.listens_to_all or (self.listens and request.adapter is not None):
+            self.policy.observe(Dispatched(request, replica.id), now)
 
     def first_token(self, tracked: Tracked, now: float) -> None:
         replica, charge = tracked.replica, tracked.charge
@@ -142,7 +142,7 @@ class Dispatcher:
             predicted = tracked.predicted_ttft_s
             self.margins.observe(request.service_class, ttft, predicted if predicted > 1e-3 else 1e-3)
             self.errors.observe(ttft, tracked.predicted_ttft_s)
-        if self.listens:
+        if self.listens_to_all or (self.listens and request.adapter is not None):
             self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
 
     def _learn(self, replica: Replica, charge: Charge, done: list[Charge], since: float, now: float) -> None:
@@ -196,7 +196,7 @@ class Dispatcher:
         elif done and usage is not None:
             self.affinity.measured(request, usage)
         tracked.replica = tracked.charge = None
-        if self.listens:
+        if self.listens_to_all or (self.listens and request.adapter is not None):
             self.policy.observe(Completed(request, replica.id, outcome, usage, now - charge.dispatched_at), now)
 
     def _alternatives(self, pool: Pool, chosen: Replica, choice: Choice) -> tuple[Alternative, ...]:
@@ -207,13 +207,12 @@ class Dispatcher:
         ranked: Sequence[tuple[str, float]] = choice.scores or [(r.id, 0.0) for r in pool.view.available()[: most + 1]]
         if len(ranked) > most + 1:
             ranked = sorted(ranked, key=_SCORE)[: most + 1]
-        made: list[Alternative] = []
+        made = []
         for name, score in ranked:
-            if name != chosen.id and len(made) < most:
+            if name != chosen.id:
                 v = pool.by_id[name].view
-                cached = int(v.cached_tokens + 0.5)
-                made.append(Alternative(name, score, cached, v.predicted_ttft_s, v.scraped_age_s))
-        return tuple(made)
+                made.append(Alternative(name, score, int(v.cached_tokens + 0.5), v.predicted_ttft_s, v.scraped_age_s))
+        return tuple(made[:most])
 
 
 def _tell(done: list[Charge]) -> bool:

@@ -1,16 +1,16 @@
 """forebay: the replica where the request causes the least delay, its own wait plus the harm to others, in seconds.
 
-J_i = T_i + n_i u_i / R + KV_i + adapter_i
+J_i = T_i + (n_i + kappa) u_i / R + KV_i + adapter_i
   T_i      predicted time to first token there: queue W_i, own uncached tokens u_i, at its own rate
-  harm     the n_i requests in flight there wait for u_i / R (R: mean rate of the fleet)
+  harm     the n_i requests in flight wait for u_i / R (R: mean rate), and so does one not yet seen (kappa): without it
+           siblings of a burst are each prefilled elsewhere, since waiting for the first costs each as much as a copy
   KV_i     tokens beyond the free ones less a reserve are computed again after a preemption, for everybody: steep and
            only on the overflow (the asymmetry of BalanceRoute, arXiv 2605.06113)
   adapter  a load, which holds up everybody there, or a load and a wait, where the adapter is not on the GPU
 Home: the cheapest holder of the longest match, else the cheapest home on the prefix's list (on the session's, where
 there is no prefix). A holder is left only if that saves a tenth of the prefill to be done elsewhere, a mere home for a
 fiftieth: per request and per pair, never by a fleet-wide gate. Ties go by rank on the list, so that several gateways
-agree. Sources: marginal delay joins least work (LPWL) and LMetric's product (arXiv 2603.15202). Arrivals not yet seen,
-crowding of decodes and a memory of sessions were in it, and it was not worse without (loadtests/results.md).
+agree. Sources: marginal delay joins least work (LPWL) and LMetric's product (arXiv 2603.15202).
 Trade-off: a linear harm term counts in-flight requests with and without slack alike.
 """
 
@@ -22,13 +22,14 @@ from random import Random
 from typing import ClassVar
 
 from policies.adapters import AdapterSlots, AdapterState
-from policies.model import Choice, Completed, Dispatched, FirstToken, FleetView, PolicyEvent, ReplicaView, Request
+from policies.model import Choice, FleetView, PolicyEvent, ReplicaView, Request
 from policies.parameters import parameter
 from policies.policy import NONE_AVAILABLE
 
 
 @dataclass(frozen=True)
 class ForebayParameters:
+    kappa: float = parameter(1.0, 0.0, 64.0, "arrivals not yet seen that wait for this prefill, requests")
     kv_reserve: float = parameter(0.08, 0.0, 0.9, "share of KV kept free")
     kv_price: float = parameter(4.0, 0.0, None, "times an overflowing KV token is computed again")
     hysteresis: float = parameter(0.10, 0.0, 1.0, "share of the prefill elsewhere that must be saved to leave a holder")
@@ -42,6 +43,7 @@ class ForebayParameters:
 
 class Forebay:
     name: ClassVar[str] = "forebay"
+    adapters_only: ClassVar[bool] = True
 
     def __init__(self, parameters: ForebayParameters, rng: Random) -> None:
         self._p = parameters
@@ -74,13 +76,16 @@ class Forebay:
         """J of each replica, seconds."""
         p = self._p
         output = request.expected_tokens
-        reserve, price, load = p.kv_reserve, p.kv_price if p.kv else 0.0, p.load
+        kappa, reserve, price = p.kappa, p.kv_reserve, p.kv_price if p.kv else 0.0
         # one rate for what others wait: times n, the noise of each replica's own fit would outweigh its queue
         common = len(replicas) / sum([r.prefill_rate for r in replicas], 0.0)
         delays = []
         for r in replicas:
             uncached, free, capacity = r.uncached_tokens, r.kv_free_tokens, r.kv_capacity_tokens
-            delay = r.predicted_ttft_s + r.in_flight * uncached * common if load else uncached * common
+            if p.load:
+                delay = r.predicted_ttft_s + (r.in_flight + kappa) * uncached * common
+            else:
+                delay = (1.0 + kappa) * uncached * common
             if free is not None and capacity is not None:
                 overflow = uncached + output - free + reserve * capacity
                 if overflow > 0.0:
@@ -97,9 +102,9 @@ class Forebay:
             case AdapterState.LOADED:
                 return 0.0
             case AdapterState.ROOM:
-                return self._p.adapter_load_s * (1.0 + in_flight)
+                return self._p.adapter_load_s * (1.0 + in_flight + self._p.kappa)
             case AdapterState.FULL:
-                return self._p.adapter_load_s * (1.0 + in_flight) + self._p.adapter_wait_s
+                return self._p.adapter_load_s * (1.0 + in_flight + self._p.kappa) + self._p.adapter_wait_s
 
     def _holders(self, replicas: Sequence[ReplicaView], longest: float) -> Sequence[int]:
         """Who holds the longest match, or nearly so."""
@@ -142,6 +147,4 @@ class Forebay:
         return best
 
     def observe(self, event: PolicyEvent, now: float) -> None:
-        if isinstance(event, Dispatched | FirstToken | Completed) and event.request.adapter is None:
-            return
         self._adapters.observe(event)

@@ -78,10 +78,7 @@ class _Shares:
             if depth > length:
                 break
             key = chain[depth - 1]
-            count = young.get(key)
-            if count is None and not old:
-                return key
-            if (count or 0) + 0.5 * old.get(key, 0) <= most:
+            if young.get(key, 0) + 0.5 * old.get(key, 0) <= most:
                 return key
         return chain[-1]
 

@@ -17,6 +17,7 @@ from bisect import insort
 from typing import Final
 
 _UNBOUNDED: Final = 1 << 62
+NEAR: Final = 8  # chunks within which walking finds the end of a match sooner than halving
 
 
 class _Run:
@@ -123,17 +124,23 @@ class PrefixIndex:
         depth, size = 0, len(chain)
         while alive:  # who holds a chunk holds all before it, so where the next ones stop is found by halving
             high = size
-            while depth < high:
+            while high - depth > NEAR:
                 middle = (depth + high) >> 1
                 if holders.get(chain[middle], 0) & alive == alive:
                     depth = middle + 1
                 else:
                     high = middle
-            still = holders.get(chain[depth], 0) & alive if depth < size else 0
-            stopped = left = alive ^ still
+            for depth in range(depth, size):
+                still = holders.get(chain[depth], 0) & alive
+                if still != alive:
+                    break
+            else:
+                depth, still = size, 0
+            stopped = alive ^ still
             if not depths:  # those that stop first are mostly the many: filled in at once, the others one by one
                 depths = [depth] * len(self._holdings)
             else:
+                left = stopped
                 while left:
                     bit = left & -left
                     depths[bit.bit_length() - 1] = depth

@@ -114,11 +114,11 @@ class Pace:
             self._charge(seconds, now)
 
     def _charge(self, seconds: float, now: float) -> None:
-        self._refill(now)
         if self.fixed or self.closed:
+            self._refill(now)
             self.level -= seconds
         else:
-            self.level = -seconds  # an open relay forgives what was spent before
+            self.level, self._at = -seconds, now  # an open relay forgives what was spent before
 
     def clear(self, now: float) -> None:
         """Nobody streams here: old debt harms nobody."""

@@ -5,6 +5,7 @@ marked), never raises for an empty fleet, costs O(replicas) and is deterministic
 the `random.Random` it was built with. Stateless rules inherit the no-op `observe`.
 A policy that is `blind` (reads ids, roles, availability and counts in flight, nothing else) is decided in a fast lane
 where requests are sent at once: no prefix look, prediction, alternatives or learning, for a tenth of the cost.
+One that is `adapters_only` is not told of requests without an adapter: they would mean nothing to it.
 Trade-off: the core then knows nothing of caches and rates, and starts to learn them when another policy is chosen.
 """
 

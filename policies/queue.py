@@ -18,6 +18,7 @@ from policies.model import ServiceClass
 from policies.tracked import Tracked
 
 SERVED_MEMORY_S: Final = 30.0  # over which floor shares are measured
+LEAST_WEIGHT: Final = 1e-3
 Key = tuple[float, int, Tracked]
 
 
@@ -54,9 +55,9 @@ class Lane:
 
     def served_too(self, seconds: float, now: float) -> None:
         """GPU seconds it was served, here or by another gateway."""
-        self.service_s += seconds / max(self.service_class.weight, 1e-3)
-        self.served(now)
-        self.served_s += seconds
+        weight = self.service_class.weight
+        self.service_s += seconds / (weight if weight > LEAST_WEIGHT else LEAST_WEIGHT)
+        self.served_s = self.served(now) + seconds
 
     def starves(self, total_s: float, now: float) -> bool:
         """Below its floor of what all lanes of the model were served, and waiting for that long already."""
@@ -116,7 +117,7 @@ class HeldQueue:
         lane = self.lane(request.model, tracked.service_class)
         lane.served_too(seconds, now)
         lane.total_s += seconds
-        if not lane.flows:
+        if not lane.flows:  # nobody waits, so nobody's turn moves
             return
         seconds /= max(request.tenant_weight, 1e-3)
         flow = lane.flows.get(request.tenant)

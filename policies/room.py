@@ -50,13 +50,10 @@ class Room:
         return ready
 
     def fits(self, tracked: Tracked, replica: Replica, output_tokens: float, now: float) -> bool:
-        """Whether the KV of this request fits, of which the views say what is cached; an idle replica takes any."""
-        ledger = replica.ledger
-        if not ledger.in_flight:
-            return True
+        """Whether the KV of this request fits, of which the views say what is cached."""
         need = replica.view.uncached_tokens + output_tokens
         fill = tracked.service_class.fill_only
-        return replica.kv.fits(need, ledger.kv_tokens, now, self.settings, batch=fill)
+        return replica.kv.fits(need, replica.ledger.kv_tokens, now, self.settings, batch=fill)
 
     def spare(self, replica: Replica, tracked: Tracked, now: float) -> bool:
         """Room for work that only fills: nobody else waits for it, or its lane is below its floor."""

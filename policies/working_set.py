@@ -71,9 +71,8 @@ class WorkingSet:
         elsewhere = max(request.shared_depth.values(), default=0) if request.shared_depth else 0
         return 2 * elsewhere >= max(1, len(request.chain))
 
-    def headroom(self, capacity_tokens: float, now: float) -> float:
+    def headroom(self, capacity_tokens: float) -> float:
         """Tokens of context a new conversation may bring now. Unknown capacity (0) keeps nobody out."""
-        self._expire(now)
         if capacity_tokens <= 0.0 or not self._alive or not self.enforced:
             return float("inf")
         return self.share * capacity_tokens - self.tokens
@@ -141,7 +140,8 @@ class WorkingSet:
         self.tokens += weight - conversation.weight
         conversation.weight = weight
 
-    def _expire(self, now: float) -> None:
+    def expire(self, now: float) -> None:
+        """Gives up conversations that are silent for too long."""
         limit = now - PATIENCE * self.think_s
         alive, left = self._alive, 8  # a few per call: the sum is an expectation anyway
         while alive and left:

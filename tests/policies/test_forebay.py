@@ -27,19 +27,20 @@ def delay(view: dict[str, Any], **request: Any) -> float:
     return choice.scores[0][1]
 
 
-def test_own_wait_plus_harm_to_those_in_flight() -> None:
-    assert delay(warm()) == pytest.approx(0.125)  # T alone: nobody is there to be harmed
+def test_own_wait_plus_harm_to_those_in_flight_and_to_one_not_yet_seen() -> None:
+    # T 0.125 s; kappa 1: another 0.125 s
+    assert delay(warm()) == pytest.approx(0.250)
     # queue of 4000 tokens: 0.5 s; three in flight wait 0.125 s each
-    assert delay(warm(prefill_backlog_tokens=4000.0, in_flight=3)) == pytest.approx(0.5 + 0.125 + 3 * 0.125)
+    assert delay(warm(prefill_backlog_tokens=4000.0, in_flight=3)) == pytest.approx(0.5 + 0.25 + 3 * 0.125)
 
 
 def test_kv_costs_nothing_until_it_overflows_and_then_four_times_over() -> None:
     room = warm(kv_free_tokens=11_500.0, kv_capacity_tokens=100_000.0)
     # 1000 + 500 of 11500 leave more than the reserve of 8000
-    assert delay(room, expected_tokens=500) == pytest.approx(0.125)
+    assert delay(room, expected_tokens=500) == pytest.approx(0.250)
     tight = warm(kv_free_tokens=7_500.0, kv_capacity_tokens=100_000.0)
     # 2000 tokens over: 4 x 2000 / 8000
-    assert delay(tight, expected_tokens=500) == pytest.approx(0.125 + 1.0)
+    assert delay(tight, expected_tokens=500) == pytest.approx(0.250 + 1.0)
 
 
 def test_the_worked_case_where_the_product_leaves_a_warm_replica_too_early() -> None:
@@ -53,9 +54,9 @@ def test_the_worked_case_where_the_product_leaves_a_warm_replica_too_early() -> 
 @pytest.mark.parametrize(
     ("backlog", "wanted", "reason"),
     [
-        (0.0, "a", "affinity"),  # home 0.125 s against 0.25 s
-        (1100.0, "a", "affinity"),  # 0.2625 s: leaving saves 0.0125 s, the prefill there takes 0.25 s
-        (1300.0, "b", "spill"),  # 0.2875 s: leaving saves 0.0375 s
+        (0.0, "a", "affinity"),  # home 0.25 s against 0.5 s
+        (2100.0, "a", "affinity"),  # 0.5125 s: leaving saves 0.0125 s, the prefill there takes 0.25 s
+        (2300.0, "b", "spill"),  # 0.5375 s: leaving saves 0.0375 s
     ],
 )
 def test_a_home_is_left_only_if_that_saves_a_tenth_of_the_prefill_it_costs(
@@ -84,10 +85,11 @@ def test_a_hash_home_is_a_tie_break_and_no_reason_to_wait() -> None:
 
 
 def test_equal_holders_are_told_apart_by_rank() -> None:
-    both = fleet(a=warm(cached_tokens=500.0, preference_rank=1), b=warm(cached_tokens=500.0, preference_rank=0))
-    assert chosen(make("forebay"), ask(), both) == "b"
-    busier = warm(cached_tokens=500.0, preference_rank=0, prefill_backlog_tokens=100.0)  # 10 % of the prefill: no tie
-    assert chosen(make("forebay"), ask(), fleet(a=warm(cached_tokens=500.0, preference_rank=1), b=busier)) == "a"
+    policy, second = make("forebay"), warm(cached_tokens=500.0, preference_rank=1)
+    first = warm(cached_tokens=500.0, preference_rank=0)
+    assert chosen(policy, ask(), fleet(a=second, b=first)) == "b"
+    busier = first | {"prefill_backlog_tokens": 100.0, "predicted_ttft_s": 0.1375}  # a tenth of its prefill: no tie
+    assert chosen(policy, ask(), fleet(a=second, b=busier)) == "a"
 
 
 def test_decode_replicas_get_no_new_prompts_unless_nobody_else_is_left() -> None:
@@ -103,14 +105,14 @@ def test_an_adapter_is_worth_its_load_time_and_a_busy_set_of_slots_a_wait() -> N
         policy.observe(Scraped(name, max_adapters=1), 0.0)
     assert dispatch(policy, ask(id="1", adapter="x"), view).replica_id == "a"
     scores = dict(policy.choose(ask(adapter="x"), view, 0.0).scores)
-    assert scores == {"a": pytest.approx(0.125), "b": pytest.approx(2.125), "c": pytest.approx(2.125)}
+    assert scores == {"a": pytest.approx(0.25), "b": pytest.approx(4.25), "c": pytest.approx(4.25)}
     crowd = dict(policy.choose(ask(adapter="x"), fleet(a=warm(), b=warm(in_flight=3), c=warm()), 0.0).scores)
     alone = dict(policy.choose(ask(), fleet(a=warm(), b=warm(in_flight=3), c=warm()), 0.0).scores)
-    assert crowd["b"] - alone["b"] == pytest.approx(8.0)  # two seconds for it and for each of three others
+    assert crowd["b"] - alone["b"] == pytest.approx(10.0)  # two seconds for it, for three others and one to come
     scores = dict(policy.choose(ask(adapter="y"), view, 0.0).scores)
-    assert scores["a"] == pytest.approx(6.125)  # the only slot holds x, which has a request open
+    assert scores["a"] == pytest.approx(8.25)  # the only slot holds x, which has a request open
     policy.observe(Completed(ask(id="1", adapter="x"), "a", Outcome.SUCCESS, None, 1.0), 0.0)
-    assert dict(policy.choose(ask(adapter="y"), view, 0.0).scores)["a"] == pytest.approx(2.125)
+    assert dict(policy.choose(ask(adapter="y"), view, 0.0).scores)["a"] == pytest.approx(4.25)
 
 
 def test_adapter_slots_keep_the_recently_used_and_drop_an_idle_one_for_a_new() -> None:
@@ -138,9 +140,9 @@ def test_each_signal_can_be_switched_off_to_measure_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tye": 1}, "policy 'forebay' has no parameter 'tye'; accepted: adapter_load_s"),
-        ({"tie": -1}, "policy 'forebay': parameter 'tie' is -1; it must be from 0.0 to 1.0"),
-        ({"tie": "much"}, "policy 'forebay': parameter 'tie' is 'much'; it must be a number"),
+        ({"kapa": 1}, "policy 'forebay' has no parameter 'kapa'; accepted: adapter_load_s"),
+        ({"kappa": -1}, "policy 'forebay': parameter 'kappa' is -1; it must be from 0.0 to 64.0"),
+        ({"kappa": "much"}, "policy 'forebay': parameter 'kappa' is 'much'; it must be a number"),
         ({"load": 1}, "policy 'forebay': parameter 'load' is 1; it must be true or false"),
         ({"kv_price": float("nan")}, "it must be at least 0.0"),
     ],

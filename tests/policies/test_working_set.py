@@ -9,7 +9,8 @@ CAPACITY = 100_000.0
 
 
 def fits(ws: WorkingSet, tokens: float, capacity: float, now: float) -> bool:
-    return tokens <= ws.headroom(capacity, now)
+    ws.expire(now)
+    return tokens <= ws.headroom(capacity)
 
 
 def turn(session: str | None, tokens: int, chain: tuple[int, ...] = ()) -> Request:
