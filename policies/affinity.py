@@ -51,7 +51,10 @@ class Look:
     def claimed(self, slot: int) -> float:
         """Cached tokens as the index claims."""
         depth = self.depths[slot]
-        return min(self._most, depth * self._per_chunk) if depth > 0 else 0.0
+        if depth <= 0:
+            return 0.0
+        claimed = depth * self._per_chunk
+        return claimed if claimed < self._most else self._most
 
     @property
     def claimed_tokens(self) -> list[float]:
@@ -135,15 +138,16 @@ class Affinity:
 
     def dispatched(self, request: Request, replica_id: str, look: Look, reason: str, work_s: float, now: float) -> None:
         """The request goes to this replica: it will hold the whole prompt. work_s: predicted seconds of prefill."""
-        slot = self.index.slot(replica_id)
+        index, homes, chain = self.index, self.homes, request.chain
+        slot, key = index.slot(replica_id), look.key
         self._claimed[request.id] = look.claimed(slot)
-        chain, key = request.chain, look.key
-        self.index.insert(slot, chain, max(0, request.prompt_bytes // CHUNK_BYTES - len(chain)))
-        self.homes.seen(chain, now)
+        beyond = request.prompt_bytes // CHUNK_BYTES - len(chain)
+        index.insert(slot, chain, beyond if beyond > 0 else 0)
+        homes.seen(chain, now)
         if key is not None:
-            self.homes.used(key, work_s, now)
+            homes.used(key, work_s, now)
             if reason == "spill":
-                self.homes.spilled(key, now)
+                homes.spilled(key, now)
 
     def ended(self, request: Request, replica_id: str, usage: Usage | None, prefilled: bool) -> None:
         """The attempt is over: its blocks are freed now, answer included, or were never made (`prefilled` false)."""

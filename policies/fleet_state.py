@@ -97,9 +97,9 @@ class Replica:
         else:
             self.counted(now)
         view.live_decodes = ledger.live_decodes
-        view.kv_tokens = ledger.kv_tokens
+        view.kv_tokens = reserved = ledger.kv_tokens
         view.kv_capacity_tokens = kv.capacity
-        view.kv_free_tokens = kv.free(ledger.kv_tokens, now)
+        view.kv_free_tokens = kv.free(reserved, now)
 
     def counted(self, now: float) -> None:
         """The same for the one thing that a blind policy reads."""
@@ -175,14 +175,14 @@ class Replica:
 class Pool:
     """The replicas that serve one model or adapter, in order of addition."""
 
-    __slots__ = ("by_id", "open", "replicas", "up", "view")
+    __slots__ = ("beside", "by_id", "open", "replicas", "view")
 
     def __init__(self, replicas: list[Replica]) -> None:
         self.replicas = replicas
         self.view = FleetView([r.view for r in replicas])
         self.by_id = {r.id: r for r in replicas}
         self.open: list[Replica] = []  # may be dispatched to
-        self.up: list[bool] = []  # the same, beside `replicas`
+        self.beside: list[tuple[Replica, bool]] = []  # each of `replicas`, and whether it is open
 
     def refresh(self, panic_share: float) -> None:
         up = [r for r in self.replicas if not r.down and not r.ejected]
@@ -190,7 +190,7 @@ class Pool:
             # panic: a mostly ejected fleet is a wrong verdict, not a dead fleet
             up = [r for r in self.replicas if not r.down]
         self.open = up
-        self.up = [r in up for r in self.replicas]
+        self.beside = [(r, r in up) for r in self.replicas]
 
 
 class Fleet:

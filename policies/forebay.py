@@ -54,7 +54,7 @@ class Forebay:
         if not replicas:
             return NONE_AVAILABLE
         delays = self._delays_s(request, replicas)
-        scores = tuple(zip([r.id for r in replicas], delays, strict=True))
+        scores = tuple([(r.id, delay) for r, delay in zip(replicas, delays, strict=True)])
         if len(replicas) == 1:
             return Choice(replicas[0].id, "only_one", scores)
         best = min(delays)

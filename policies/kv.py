@@ -55,10 +55,11 @@ class KVHeadroom:
 
     def free(self, reserved_tokens: float, now: float) -> float | None:
         """Tokens; None when the capacity is unknown."""
-        if self.capacity is None:
+        capacity = self.capacity
+        if capacity is None:
             return None
-        free = self.capacity - self.projected(reserved_tokens, now)
-        return free if free > 0.0 else 0.0
+        used = reserved_tokens if self._scraped_at is None else self.projected(reserved_tokens, now)
+        return capacity - used if used < capacity else 0.0
 
     def penalised(self, now: float) -> bool:
         return now < self._penalty_until

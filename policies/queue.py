@@ -48,8 +48,9 @@ class Lane:
         self.idle: dict[str | None, float] = {}  # virtual service of tenants seen lately
 
     def served(self, now: float) -> float:
-        if now > self.served_at:
-            self.served_s *= 0.5 ** ((now - self.served_at) / SERVED_MEMORY_S)
+        since = now - self.served_at
+        if since > 0.0:
+            self.served_s *= 0.5 ** (since / SERVED_MEMORY_S)
             self.served_at = now
         return self.served_s
 

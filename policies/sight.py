@@ -35,10 +35,10 @@ class Sight:
         look = self.last = self.ask(request, now)
         self._pool = pool
         pool.view.rank_by(self._rank_last)
-        known, holds, up = look.cached_tokens, self.holds, pool.up
+        known, holds = look.cached_tokens, self.holds
         best_service = best_start = NEVER
         worst = 0.0
-        for i, replica in enumerate(pool.replicas):
+        for replica, up in pool.beside:
             view, ledger, fit = replica.view, replica.ledger, replica.prefill
             cached = known[replica.slot]
             uncached = prompt - cached
@@ -63,7 +63,7 @@ class Sight:
                     ttft += wait
                     backlog += wait * rate
                 replica.ttft_s = ttft
-                if up[i]:
+                if up:
                     if service < best_service:
                         best_service = service
                     if start < best_start:
@@ -91,8 +91,8 @@ class Sight:
     def show(self, pool: Pool, tracked: Tracked) -> None:
         """Marks who may take the request: the open replicas it has not been tried on."""
         if pool is not self._shown:
-            for i, replica in enumerate(pool.replicas):
-                replica.view.available = pool.up[i]
+            for replica, up in pool.beside:
+                replica.view.available = up
             pool.view.show([r.view for r in pool.open])
             self._shown = pool
         if tracked.tried:

@@ -57,8 +57,10 @@ class WorkingSet:
         """Whether conversations return often enough here to be protected."""
         if self._evidence < EVIDENCE:
             return False
-        returned = sum(self._returned, 0.0)
-        return returned / (returned + sum(self._ended, 0.0)) >= WORTH
+        first, second, more = self._returned
+        returned = first + second + more
+        first, second, more = self._ended
+        return returned / (returned + first + second + more) >= WORTH
 
     def known(self, request: Request) -> Conversation | None:
         """The conversation this request continues, if it is alive."""
@@ -84,20 +86,21 @@ class WorkingSet:
         if conversation is None:
             if len(self._alive) >= MOST:
                 self._forget(next(iter(self._alive.values())))
-            conversation = self._alive[key] = Conversation(key)
-        elif conversation.open == 0:
-            gap = now - conversation.seen_at
-            # quantile by stochastic approximation: up 9 parts for each late one, down 1 part for each early one
-            self.think_s = min(600.0, max(2.0, self.think_s * (1.045 if gap > self.think_s else 0.995)))
-            self._returned[min(conversation.turns, 3) - 1] += 1.0
-            self._evidence += 1
+            conversation = self._alive[key] = Conversation(key)  # as the youngest
+        else:
+            self._alive.move_to_end(key)
+            if conversation.open == 0:
+                gap = now - conversation.seen_at
+                # quantile by stochastic approximation: up 9 parts for each late one, down 1 part for each early one
+                self.think_s = min(600.0, max(2.0, self.think_s * (1.045 if gap > self.think_s else 0.995)))
+                self._returned[min(conversation.turns, 3) - 1] += 1.0
+                self._evidence += 1
         before = conversation.tokens
         conversation.open += 1
         conversation.turns += 1
-        if request.prompt_tokens > conversation.tokens:
+        if request.prompt_tokens > before:
             conversation.tokens = float(request.prompt_tokens)
         conversation.seen_at = now
-        self._alive.move_to_end(key)
         self._weigh(conversation)
         return before
 
@@ -134,27 +137,27 @@ class WorkingSet:
         return request.chain[-1] if request.chain else request.id
 
     def _weigh(self, conversation: Conversation) -> None:
-        at = min(conversation.turns, 3) - 1
-        odds = 1.0 if conversation.open else self._returned[at] / (self._returned[at] + self._ended[at])
-        weight = odds * conversation.tokens
+        weight = conversation.tokens
+        if not conversation.open:
+            at = min(conversation.turns, 3) - 1
+            weight *= self._returned[at] / (self._returned[at] + self._ended[at])
         self.tokens += weight - conversation.weight
         conversation.weight = weight
 
     def expire(self, now: float) -> None:
         """Gives up conversations that are silent for too long."""
         limit = now - PATIENCE * self.think_s
-        alive, left = self._alive, 8  # a few per call: the sum is an expectation anyway
-        while alive and left:
-            conversation = next(iter(alive.values()))
-            if conversation.seen_at >= limit:
+        alive = self._alive
+        for _ in range(8):  # a few per call: the sum is an expectation anyway
+            oldest = next(iter(alive.values()), None)
+            if oldest is None or oldest.seen_at >= limit:
                 return
-            left -= 1
-            if conversation.open:
-                alive.move_to_end(conversation.key)
+            if oldest.open:
+                alive.move_to_end(oldest.key)
                 continue
-            self._ended[min(conversation.turns, 3) - 1] += 1.0
+            self._ended[min(oldest.turns, 3) - 1] += 1.0
             self._evidence += 1
-            self._forget(conversation)
+            self._forget(oldest)
 
     def _forget(self, conversation: Conversation) -> None:
         del self._alive[conversation.key]
