@@ -130,7 +130,8 @@ class PrefixIndex:
                     depth = middle + 1
                 else:
                     high = middle
-            for depth in range(depth, size):
+            onwards = range(depth, size)
+            for depth in onwards:
                 still = holders.get(chain[depth], 0) & alive
                 if still != alive:
                     break
