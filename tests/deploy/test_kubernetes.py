@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import kubernetes_validate
 import pytest
 
 from gateway.config import Config, parse
@@ -14,6 +15,7 @@ from tests.deploy.kustomize import Manifest, build, containers
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 OVERLAYS = ("base", "overlays/production", "overlays/simulated")
+VERSIONS = ("1.30", "1.37")  # of Kubernetes, whose schemas must hold
 # kind: apiVersion, and fields of spec that the API server insists on
 REQUIRED: dict[str, tuple[str, set[str]]] = {
     "Namespace": ("v1", set()),
@@ -49,7 +51,8 @@ def pods(made: list[Manifest]) -> dict[str, dict[str, Any]]:
 
 
 def config(made: list[Manifest]) -> Config:
-    return parse(of_kind(made, "ConfigMap")["forebay-config"]["data"]["gateway.toml"])
+    (one,) = of_kind(made, "ConfigMap").values()  # its name carries a hash of what it holds
+    return parse(one["data"]["gateway.toml"])
 
 
 def test_every_manifest_has_its_version_and_what_it_must_have(made: list[Manifest]) -> None:
@@ -60,6 +63,12 @@ def test_every_manifest_has_its_version_and_what_it_must_have(made: list[Manifes
         assert m["apiVersion"] == version
         assert fields <= m.get("spec", {}).keys()
         assert m["metadata"]["name"].replace("-", "").isalnum()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_field_is_unknown_to_kubernetes_or_of_another_kind(made: list[Manifest], version: str) -> None:
+    checked = [kubernetes_validate.validate(m, version, strict=True) for m in made if m["kind"] != "ServiceMonitor"]
+    assert len(checked) == len(made) - 1  # that kind is defined by the operator of Prometheus, not by Kubernetes
 
 
 def test_a_namespace_is_set_on_everything_or_on_nothing(made: list[Manifest]) -> None:
