@@ -92,6 +92,7 @@ class Dispatcher:
             request.streams and request.generates,
             now + ttft,
             answer,
+            elsewhere_s=replica.peers_s(now),
         )
         replica.ledger.charge(request.id, charge)
         replica.kv.charge(uncached + output)
@@ -130,7 +131,7 @@ class Dispatcher:
         if replica.fill:
             replica.fill.pop(request.id, None)
         since = replica.ledger.busy_since(charge)
-        done = replica.ledger.first_token(request.id, charge, now)
+        done = replica.ledger.first_token(request.id, charge, now, replica.peers_s(now))
         if done and now > since and _tell(done):
             self._learn(replica, charge, done, since, now)
         if self.by_count:
@@ -146,10 +147,11 @@ class Dispatcher:
             self.policy.observe(FirstToken(request, replica.id, ttft, tracked.predicted_ttft_s), now)
 
     def _learn(self, replica: Replica, charge: Charge, done: list[Charge], since: float, now: float) -> None:
-        """One busy period that began at `since`; none in which others had prefill there. What took no longer than it
-        would have taken alone did not queue, however many were out: engines batch short prompts, and the network is a
-        pipeline."""
-        if since <= replica.peers_busy_at:
+        """One busy period that began at `since`; none that may have begun behind prefill of others. What they sent
+        later is prefilled later: without those periods the long ones would be missing, and long prompts be believed
+        quicker than they are. What took no longer than it would have taken alone did not queue, however many were out:
+        engines batch short prompts, and the network is a pipeline."""
+        if any(c.crowded for c in done):
             return
         tokens = context = 0.0
         for c in done:

@@ -17,6 +17,7 @@ from policies.residence import Residence
 from policies.settings import Settings
 from policies.tracked import Tracked
 
+LAG_S: Final = 0.2  # how long ago what other gateways just said they sent may have been sent
 PEERS_STALE_S: Final = 2.0  # what another gateway said this long ago counts no more
 EARLY: Final = 16  # samples of the fleet up to which every replica settles after each
 
@@ -26,7 +27,7 @@ class Replica:
 
     __slots__ = (
         "adapters_served", "added_at", "awaited", "closed_until", "decode", "draining", "ejected", "engine_ttft_s",
-        "fill", "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "peers_busy_at", "prefill", "pulsed",
+        "fill", "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "pulsed",
         "residence", "scraped", "service_s", "slot", "slow_start_s", "statistical", "ttft_s", "view",
     )  # fmt: skip
 
@@ -48,7 +49,6 @@ class Replica:
         self.added_at, self.slow_start_s = now, event.slow_start_s
         self.scraped: Scraped | None = None
         self.peers: PeerLoad | None = None
-        self.peers_busy_at = float("-inf")  # others were last heard to have prefill here
         self.pulsed = Pulse()  # what our own streams did last
         self.parked_s = 0.0  # prefill seconds of held requests that would go here
         self.awaited = 0  # how many of these do not only fill
@@ -112,7 +112,7 @@ class Replica:
         """Other gateways say what they have here."""
         self.peers = peers
         if peers.prefill_backlog_tokens > 0.0 or peers.spent_s > 0.0:
-            self.peers_busy_at = now
+            self.ledger.crowd(now - LAG_S)
         self.pace.spent_elsewhere(peers.spent_s, now)
         self.changed(now)
 
@@ -146,6 +146,10 @@ class Replica:
         if peers is None:
             return 0.0
         return max(0.0, peers.prefill_backlog_tokens - self.prefill.rate * (now - peers.at))
+
+    def peers_s(self, now: float) -> float:
+        """The same in seconds."""
+        return 0.0 if self.peers is None else self.peers_tokens(now) / self.prefill.rate
 
     def heard_of(self, now: float) -> PeerLoad | None:
         """What other gateways have here, while that is fresh."""

@@ -4,7 +4,8 @@ Charged when the decision is made, before any I/O, and released in one place (`r
 or a slow connect never looks like an idle replica. vLLM prefills first come, first served, hence the
 first-token clock: a first token proves that everything dispatched before it on that replica is
 prefilled. Between first tokens only the head drains: W(t) = behind + head x (1 - elapsed / its seconds), so
-a stuck replica keeps its backlog. Requests that show no first token (not streamed, or nothing to
+a stuck replica keeps its backlog; and it drains after what other gateways had there before it, or two ledgers of one
+engine would drain twice as fast as it works. Requests that show no first token (not streamed, or nothing to
 generate) give their prefill back at the predicted instant. A charge belongs to its request and has no
 age limit: a lease that expired by age would make a slow replica look empty.
 Trade-off: engines that reorder (priorities, preemption) are seen through FCFS glasses.
@@ -17,8 +18,8 @@ class Charge:
     """One open dispatch. `prefilling` turns false at its first token or at the predicted instant."""
 
     __slots__ = (
-        "answer_tokens", "clocked", "context", "decoding", "dispatched_at", "kv_tokens", "looked", "prefilling",
-        "release_at", "service_s", "stale", "uncached_tokens",
+        "answer_tokens", "clocked", "context", "crowded", "decoding", "dispatched_at", "elsewhere_s", "kv_tokens",
+        "looked", "prefilling", "release_at", "service_s", "stale", "uncached_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -32,6 +33,7 @@ class Charge:
         release_at: float = 0.0,
         answer_tokens: float = 0.0,
         looked: bool = True,
+        elsewhere_s: float = 0.0,
     ) -> None:
         self.uncached_tokens = uncached_tokens
         self.service_s = service_s  # predicted prefill seconds of this request alone
@@ -41,6 +43,8 @@ class Charge:
         self.clocked = clocked  # streams and generates: its first token can be seen
         self.release_at = release_at  # predicted end of prefill, used when it is not clocked
         self.answer_tokens = answer_tokens  # expected; part of kv_tokens
+        self.elsewhere_s = elsewhere_s  # prefill seconds of other gateways that were ahead of it
+        self.crowded = elsewhere_s > 0.0  # or may have been: its first token says nothing about its prefill
         self.looked = looked  # what of it was cached was asked; otherwise it teaches nothing about rates
         self.prefilling = True
         self.decoding = False
@@ -75,7 +79,7 @@ class WorkLedger:
 
     def charge(self, request_id: str, charge: Charge) -> None:
         if not self.pending:
-            self._head_since = charge.dispatched_at
+            self._head_since = charge.dispatched_at + charge.elsewhere_s
         self._open[request_id] = self.pending[request_id] = charge
         self._queued += charge.uncached_tokens
         self._queued_s += charge.service_s
@@ -114,6 +118,13 @@ class WorkLedger:
             return self._queued - head.uncached_tokens * elapsed / head.service_s, self._queued_s - elapsed
         return 0.0, 0.0
 
+    def crowd(self, since: float) -> None:
+        """Others sent prefill at about the time of what was dispatched since then."""
+        for charge in reversed(self.pending.values()):
+            if charge.dispatched_at < since:
+                break
+            charge.crowded = True
+
     @property
     def prefilling(self) -> bool:
         return bool(self.pending)
@@ -125,15 +136,17 @@ class WorkLedger:
 
     def head_age(self, now: float) -> float:
         """Seconds since the request at the head began to prefill; 0 when there is none."""
-        return now - self._head_since if self.pending else 0.0
+        return max(0.0, now - self._head_since) if self.pending else 0.0
 
     def busy_since(self, charge: Charge) -> float:
         """Start of the busy period sample that ends with this charge's first token; ask before `first_token`."""
         dispatched_at, head_since = charge.dispatched_at, self._head_since
         return dispatched_at if dispatched_at >= head_since else head_since
 
-    def first_token(self, request_id: str, charge: Charge, now: float) -> list[Charge]:
-        """Clock tick: everything up to this request is prefilled. Returns those charges, this one last."""
+    def first_token(self, request_id: str, charge: Charge, now: float, elsewhere_s: float = 0.0) -> list[Charge]:
+        """Clock tick: everything up to this request is prefilled. Returns those charges, this one last.
+
+        elsewhere_s: prefill seconds that other gateways have there now."""
         if charge.stale:
             return []
         done: list[Charge] = []
@@ -142,8 +155,10 @@ class WorkLedger:
                 done.append(self._unqueue(earlier))
                 if earlier == request_id:
                     break
-            if now > self._head_since:
-                self._head_since = now
+            self._head_since = now
+            for head in self.pending.values():
+                self._head_since += min(head.elsewhere_s, elsewhere_s)
+                break
         if not charge.decoding:
             charge.decoding = True
             self.live_decodes += 1

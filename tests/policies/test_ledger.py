@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from policies.ledger import Charge, WorkLedger
 
 RATE = 1000.0  # tokens/s of these examples
@@ -90,3 +92,26 @@ def test_an_idle_replica_holds_exactly_nothing_whatever_ends_last() -> None:
     for name, c in zip("abc", charges, strict=True):
         ledger.release(name, c, 3.0)
     assert (ledger.in_flight, ledger.kv_tokens) == (0, 0.0)
+
+
+def test_its_own_prefill_begins_after_what_others_had_there() -> None:
+    """Two gateways count on one engine: if both heads drained at once, it would seem twice as fast as it is."""
+    ledger = WorkLedger()
+    first = Charge(1000, 1.0, 1100, 0.0, elsewhere_s=2.0)
+    ledger.charge("first", first)
+    assert ledger.both(1.5) == (1000.0, 1.0)
+    assert ledger.both(2.5) == (500.0, 0.5)
+    second = Charge(500, 0.5, 600, 2.5, elsewhere_s=0.3)
+    ledger.charge("second", second)
+    ledger.first_token("first", first, 3.0, elsewhere_s=0.2)
+    assert ledger.backlog_s(3.2) == 0.5, "of the 0.3 s between them 0.2 are left"
+    assert ledger.backlog_s(3.4) == pytest.approx(0.3)
+
+
+def test_what_may_have_stood_behind_others_is_marked_and_what_was_sent_before_is_not() -> None:
+    ledger = WorkLedger()
+    charges = [charge(1000, 0.0), charge(1000, 0.9), Charge(1000, 1.0, 1100, 1.5, elsewhere_s=0.1)]
+    for name, c in zip("abc", charges, strict=True):
+        ledger.charge(name, c)
+    ledger.crowd(since=0.8)
+    assert [c.crowded for c in charges] == [False, True, True]

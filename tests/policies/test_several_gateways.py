@@ -106,6 +106,32 @@ def test_gaps_beside_a_prefill_of_others_are_gaps_beside_a_prefill() -> None:
     assert not made.prefilling("r0"), "4,000 tokens have been prefilled by now"
 
 
+def test_two_gateways_count_on_one_engine_once() -> None:
+    """Another has 0.2 s of prefill there, we send a second's: after half a second 0.7 s are left, not 0.5."""
+    made = core()
+    made.fleet_event(PeerLoad("r0", in_flight=1, prefill_backlog_tokens=1600.0, at=0.0), 0.0)
+    made.submit(request("ours", 8000, pinned="r0"), 0.0)
+    assert round(made.fleet.replicas["r0"].ahead_s(0.5), 3) == 0.7
+
+
+def test_a_long_prefill_teaches_though_others_sent_more_behind_it_and_not_if_they_were_before_it() -> None:
+    made = core()
+    fit = made.fleet.replicas["r0"].prefill
+    made.submit(request("alone", 8000, pinned="r0"), 0.0)
+    made.fleet_event(PeerLoad("r0", in_flight=1, prefill_backlog_tokens=4000.0, at=1.0, spent_s=0.5), 1.0)
+    made.first_token("alone", 2.0)
+    assert fit.samples == 1
+    made.fleet_event(PeerLoad("r0", in_flight=1, prefill_backlog_tokens=800.0, at=1.99), 1.99)
+    (sent,) = made.submit(request("behind", 8000, pinned="r0"), 2.0)
+    assert isinstance(sent, Dispatch)
+    made.first_token("behind", 5.0)
+    made.fleet_event(PeerLoad("r0", at=6.0), 6.0)
+    made.submit(request("at once", 8000, pinned="r0"), 10.0)
+    made.fleet_event(PeerLoad("r0", in_flight=1, prefill_backlog_tokens=800.0, at=10.1, spent_s=0.1), 10.1)
+    made.first_token("at once", 12.0)
+    assert fit.samples == 1, "theirs may have been there first"
+
+
 def test_prefill_sent_is_told_as_a_sum_since_the_start() -> None:
     made = core()
     for i in range(3):
