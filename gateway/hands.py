@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,10 +55,12 @@ class HandSeries(Collector):
 def mount(app: FastAPI, hub: Hub) -> None:
     @app.get("/admin/workers")
     async def workers() -> dict[str, Any]:
-        """The processes of this gateway: the core, and each hand with what it said of itself last."""
+        """The processes of this gateway: the core, with how long ago the hands were told what it has learnt (with which
+        a core that follows it goes on), and each hand with what it said of itself last."""
         hands = [
             {"slot": hand.slot, "pid": hand.pid, "open_at_core": len(hand.open), "state": hand.state}
             for hand in sorted(hub.hands, key=lambda hand: hand.slot)
             if hand.greeted
         ]
-        return {"core": {"pid": os.getpid()}, "hands": hands}
+        taught_s = None if hub.taught_at is None else time.monotonic() - hub.taught_at
+        return {"core": {"pid": os.getpid(), "taught_s_ago": taught_s}, "hands": hands}

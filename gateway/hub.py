@@ -61,7 +61,7 @@ class Hub(Proxy):
         self.before: Before | None = None  # what hands know of a core before this
         self.number = 1  # of the configuration
         self._numbers = count(1)
-        self._taught_at = 0.0
+        self.taught_at: float | None = None  # when the hands were told last what was learnt
         self._dirty: set[str] = set()
         self._fleet_dirty = False
         self._timer: asyncio.TimerHandle | None = None
@@ -325,8 +325,8 @@ class Hub(Proxy):
             self.door.refused[of] += refused
         state["at"] = time.monotonic()
         hand.state = state
-        if state["at"] - self._taught_at > TEACH_S:
-            self._taught_at = state["at"]
+        if self.taught_at is None or state["at"] - self.taught_at > TEACH_S:
+            self.taught_at = state["at"]
             self.tell_all([To.LEARNT, learnt(self.scheduler.balancer.dispatcher)])
         self.door.receiving_bytes = sum(h.state.get("receiving_bytes", 0) for h in self.hands)
 

@@ -31,13 +31,17 @@ def learnt(dispatcher: Dispatcher) -> dict[str, Any]:
 
 
 def recall(dispatcher: Dispatcher, said: Learnt) -> None:
-    """What a core before this one had learnt; replicas that are not there (any more) are left out."""
+    """What a core before this one had learnt. A replica of which nothing is said starts from what the fleet showed;
+    what is said of one that is not there (any more) is left out."""
     if said["fleet"] is not None:
         dispatcher.fleet.prior.believe(said["fleet"])
-    for name, (prefill, idle_s, busy_s) in said["replicas"].items():
-        replica = dispatcher.fleet.replicas.get(name)
-        if replica is not None and not replica.prefill.samples:
+    for replica in dispatcher.fleet.replicas.values():
+        if replica.prefill.samples:
+            continue
+        if replica.id in said["replicas"]:
+            prefill, replica.decode.idle_s, replica.decode.busy_s = said["replicas"][replica.id]
             replica.prefill.believe(prefill)
-            replica.decode.idle_s, replica.decode.busy_s = idle_s, busy_s
+        elif not replica.prefill.hinted:
+            replica.prefill.adopt(dispatcher.fleet.prior)
     dispatcher.affinity.bytes_per_token.recall(said["bytes_per_token"])
     dispatcher.margins.recall(said["margins"])

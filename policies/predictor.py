@@ -33,13 +33,13 @@ class PrefillFit:
     """s = a y + b u + c u (h + u/2): latency, linear layers, attention of u new tokens to the h cached before them."""
 
     __slots__ = (
-        "_believed", "_hinted", "_one", "_x", "_xs", "_xx", "_xz", "_y", "_ys", "_yx", "_yz", "_z", "_zs", "_zz",
-        "overhead_s", "per_context_s", "per_token_s", "rate", "samples",
+        "_believed", "_one", "_x", "_xs", "_xx", "_xz", "_y", "_ys", "_yx", "_yz", "_z", "_zs", "_zz",
+        "hinted", "overhead_s", "per_context_s", "per_token_s", "rate", "samples",
     )  # fmt: skip
 
     def __init__(self, rate: float, overhead_s: float, *, hinted: bool = False) -> None:
         """hinted: somebody who knows the replica said so, and it stands until the replica itself shows otherwise."""
-        self._hinted = hinted
+        self.hinted = hinted
         self.rate = rate  # tokens/s over the mix seen
         self.overhead_s = overhead_s
         self.per_token_s, self.per_context_s = 1.0 / rate, 0.0  # b, c
@@ -86,7 +86,7 @@ class PrefillFit:
     def settle(self, prior: PrefillFit | None) -> None:
         """Solves again, with what the fleet knows by now; a replica that showed little yet takes that over."""
         if prior is not None and self.samples < LEAST_SAMPLES:
-            if prior.samples and not self._hinted:
+            if prior.samples and not self.hinted:
                 self.adopt(prior)
             return
         one = self._one / min(float(self.samples), MEMORY)  # weight of a sample, about
@@ -117,7 +117,7 @@ class PrefillFit:
         """As one before it believed; stands until samples show otherwise."""
         self.overhead_s, self.per_token_s, self.per_context_s, self.rate = said
         self._believed = (self.overhead_s, self.per_token_s * KILO, self.per_context_s * CONTEXT)
-        self._hinted = True
+        self.hinted = True
 
     def _solve(
         self, mx: float, mz: float, y: float, yx: float, yz: float, ys: float, xx: float, xz: float, zz: float,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ import httpx
 import pytest
 
 from gateway.tenants import digest
-from tests.serving import CHAT, PLAIN, Gateway, Stream, begun, chat, gateway, post, quiet, seen, wait_for
+from tests.serving import CHAT, PLAIN, Gateway, Stream, begun, chat, gateway, post, quiet, samples, seen, wait_for
 from tests.simulated import Simulated
 
 # `answer_s`: a core that is only slow on a busy machine must not be taken for one that hangs
@@ -150,6 +151,33 @@ def test_a_killed_core_costs_no_stream_and_its_ledger_is_rebuilt(front: Gateway)
     wait_for(lambda: quiet(front), "nothing is left")
     config = httpx.get(f"{front.url}/admin/config", verify=PLAIN).json()
     assert config["stream"]["commit_after_s"] == 12.0, "what was changed by hand outlives the core"
+
+
+def speeds(front: Gateway) -> dict[str, float]:
+    """Prefill tokens/s of each replica as the core believes; empty while no core answers."""
+    answer = httpx.get(f"{front.url}/metrics", timeout=30, verify=PLAIN)
+    rows = samples(answer.text) if answer.status_code == 200 else ()
+    return {
+        labels["replica"]: v for name, labels, v in rows if name == "forebay_replica_prefill_rate_tokens_per_second"
+    }
+
+
+def test_a_core_that_follows_goes_on_with_the_speeds_that_the_one_before_had_learnt(front: Gateway) -> None:
+    with ExitStack() as stack:
+        served = {stream.replica for stream in finish(begun(stack, front, 4, max_tokens=8, **BIG))}
+    wait_for(lambda: quiet(front), "nothing is left to learn from")
+    known, since = speeds(front), time.monotonic()
+    wait_for(
+        lambda: (processes(front)["core"]["taught_s_ago"] or 1e9) < time.monotonic() - since,
+        "the hands were told since",
+    )
+    core = core_of(front)
+    os.kill(core, signal.SIGKILL)
+    wait_for(lambda: speeds(front), "another core answers")
+    assert core_of(front) != core
+    after = speeds(front)
+    assert {name: after[name] for name in served} == {name: known[name] for name in served}
+    assert 8000.0 not in after.values(), "what is believed where nothing is known; the others start from the fleet's"
 
 
 def test_a_core_that_hangs_counts_as_dead_until_it_moves_again(front: Gateway) -> None:

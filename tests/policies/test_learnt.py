@@ -80,3 +80,18 @@ def test_a_core_that_has_learnt_nothing_teaches_nothing_and_what_is_gone_is_left
     assert predicted_s(after, 1.0) == predicted_s(empty, 1.0)
     recall(after.dispatcher, said | {"replicas": {"gone": [[0.1, 0.1, 0.0, 10.0], None, None]}})
     assert sorted(after.fleet.replicas) == ["r0", "r1"]
+
+
+def test_a_replica_that_has_shown_nothing_starts_from_what_the_fleet_has() -> None:
+    before, after = core(), core()
+    served(before, 60, 20_000.0)
+    said = through_json(learnt(before.dispatcher))
+    known = said["replicas"].pop("r1")
+    recall(after.dispatcher, said)
+    r1 = after.fleet.replicas["r1"].prefill
+    assert r1.believes() == tuple(said["fleet"])
+    assert r1.rate == pytest.approx(known[0][3], rel=0.2)
+    hinted = core()
+    hinted.fleet_event(Added("quick", prefill_rate=50_000.0), 0.0)
+    recall(hinted.dispatcher, said)
+    assert hinted.fleet.replicas["quick"].prefill.rate == 50_000.0, "somebody who knows it said so"
