@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from gateway import live, prefixes
+from gateway import asgi, live, prefixes
 from gateway.access import Secrets
 from gateway.admin import application
 from gateway.client import Receive, Scope, Send
@@ -207,7 +207,7 @@ class Gateway:
                     await asyncio.sleep(0)
                 await self.admin(scope, receive, send)
             else:
-                await self.proxy(scope, receive, send)
+                await asgi.serve(self.proxy, scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:

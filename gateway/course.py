@@ -31,18 +31,18 @@ class Course(Reply):
     # what a new one starts with; set on the instance where it changes
     relay: Relay | None = None
     tpot_s: float | None = None
-    _decision: Decision | None = None
-    _result: Result | None = None
-    _gone = False
-    _deciding = False
-    _connecting: asyncio.Task[UpstreamConnection] | None = None
+    decision: Decision | None = None
+    result: Result | None = None
+    gone = False
+    deciding = False
+    connecting: asyncio.Task[UpstreamConnection] | None = None
     _usage: Usage | None = None
     meter: Meter
     call: Call
 
     # -- decisions and attempts ----------------------------------------------------------------------------------
 
-    def _again(self, admission: Admission, failure: Failure) -> bool:
+    def again(self, admission: Admission, failure: Failure) -> bool:
         """Whether another attempt follows; its decision is then on the way."""
         now = time.monotonic()
         deadline = admission.request.deadline
@@ -51,9 +51,9 @@ class Course(Reply):
             return False
         if (deadline is not None and now >= deadline) or not proxy.budget.take(now):
             return False
-        if self._decision is None:
+        if self.decision is None:
             admission.failed(self, failure.outcome)
-        if isinstance(self._decision, Shed):
+        if isinstance(self.decision, Shed):
             proxy.budget.give_back()
             return False
         return True
@@ -61,16 +61,16 @@ class Course(Reply):
     @property
     def held(self) -> bool:
         """Whether it waits for a decision: never dispatched, or taken back."""
-        return self._deciding and self._decision is None
+        return self.deciding and self.decision is None
 
-    def _take_decision(self) -> Decision:
-        decision, self._decision = self._decision, None
+    def take_decision(self) -> Decision:
+        decision, self.decision = self.decision, None
         assert decision is not None
         return decision
 
-    def _started(self, admission: Admission, decision: Dispatch) -> Attempt:
+    def begun(self, admission: Admission, decision: Dispatch) -> Attempt:
         now = time.monotonic()
-        self._result = None  # of an attempt that the core took back while its end was looked at
+        self.result = None  # of an attempt that the core took back while its end was looked at
         record = self.record
         record.choice_reason, record.prediction = decision.reason, decision.prediction
         record.alternatives = decision.alternatives
@@ -81,7 +81,7 @@ class Course(Reply):
         self.relay = Relay(self, now)
         return attempt
 
-    def _judge(self, attempt: Attempt, result: Result, dead: bool) -> Failure | None:
+    def judge(self, attempt: Attempt, result: Result, dead: bool) -> Failure | None:
         """Looks at the end of an attempt and answers the client where it is an answer. None: done.
 
         dead: the replica takes no connection any more."""
@@ -123,20 +123,20 @@ class Course(Reply):
             return
         if isinstance(decision, Abort):
             if decision.requeue:
-                self._decision = None  # where it was to go, if it had not gone yet
-                if self._deciding:
+                self.decision = None  # where it was to go, if it had not gone yet
+                if self.deciding:
                     return
                 if self.relay is not None:
                     self.relay.stop()
-                self._result = Result(retry.PREEMPTED)
+                self.result = Result(retry.PREEMPTED)
             elif self.relay is not None:
                 self.relay.fail(retry.EXPIRED)
         else:
-            self._decision = decision
+            self.decision = decision
         self.wake()
 
     def on_result(self, result: Result) -> None:
-        self._result = result
+        self.result = result
         self.wake(at_once=result.failure is None)
 
     def on_first_content(self, now: float) -> None:
@@ -147,11 +147,11 @@ class Course(Reply):
         self.proxy.fleet.observed(replica_id, Sign.OK)
 
     def on_gone(self) -> None:
-        self._gone = True
+        self.gone = True
         if self.relay is not None:
             self.relay.stop()
-        if self._connecting is not None:
-            self._connecting.cancel()
+        if self.connecting is not None:
+            self.connecting.cancel()
         self.wake()
 
     def on_pause(self) -> None:
@@ -179,7 +179,7 @@ class Course(Reply):
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Everything that a request holds is given back here, once."""
         record, relay = self.record, self.relay
         self.proxy.live.discard(self)

@@ -1,10 +1,9 @@
 """A coroutine that callbacks move on: what a task does, without the task.
 
-A request that is dispatched at once waits a single time, for the end of its answer. `begin` runs the coroutine up to
-that point inside the callback that brought the request, and `wake` goes on inside the callback that brought the
-answer; neither goes through the event loop, which costs as much as all the parsing of a short request. Awaited as
-usual (`await run()`), the same coroutine waits on a future instead. Trade-off: what is awaited in it must be `pause`,
-and whoever wakes it at once must be done with what it does.
+`drive` runs the coroutine up to where it waits, inside the callback that gave the reason; `wake` goes on, at once in
+the callback that calls it, or in the loop's next turn. Awaited in a task as usual, the same coroutine waits on a
+future instead. Trade-off: what is awaited in it must be `pause`, and whoever wakes it at once must be done with what
+it does.
 """
 
 from __future__ import annotations
@@ -29,19 +28,21 @@ _PAUSE: Awaitable[None] = _Pause()  # type: ignore[assignment]  # an iterator do
 
 
 class Driven:
-    """Base of what has a `run` that waits by `pause` only."""
+    """Base of what has coroutines that wait by `pause` only."""
 
     _steps: Coroutine[Any, Any, None] | None = None  # set while callbacks drive it
     _waiter: asyncio.Future[None] | None = None  # what it waits for under a task
     _paused = False
 
-    def run(self) -> Coroutine[Any, Any, None]:
-        raise NotImplementedError
-
-    def begin(self) -> None:
-        """Runs until it waits for the first time."""
-        self._steps = self.run()
+    def drive(self, steps: Coroutine[Any, Any, None]) -> None:
+        """Runs it until it waits for the first time."""
+        self._steps = steps
         self._go_on()
+
+    def ready(self, steps: Coroutine[Any, Any, None]) -> None:
+        """Begins with the next `wake`."""
+        self._steps = steps
+        self._paused = True
 
     def pause(self) -> Awaitable[None]:
         """Awaited: until `wake`. The reason for waking is for the caller to look up."""

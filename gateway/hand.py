@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from gateway import live
+from gateway import asgi, live
 from gateway.client import Receive, Scope, Send
 from gateway.config import Config, build
 from gateway.exchange import Exchange
@@ -138,7 +138,7 @@ class Hand:
         elif path.startswith(CONTROL):
             await self.asking(scope, receive, send)
         else:
-            await self.proxy(scope, receive, send)
+            await asgi.serve(self.proxy, scope, receive, send)
 
     async def _ready(self, send: Send, ready: bool) -> None:
         body = b"ready\n" if ready else b"draining\n" if self.proxy.draining else b"no replica is available\n"

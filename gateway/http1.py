@@ -56,8 +56,8 @@ class Receiver(Protocol):
     def on_break(self, kind: Break, stale: bool) -> None: ...
 
 
-class UpstreamConnection(asyncio.Protocol):
-    """Not thread safe; owned by its pool, lent to one receiver at a time."""
+class UpstreamConnection:
+    """An `asyncio.Protocol` in all but name. Not thread safe; owned by its pool, lent to one receiver at a time."""
 
     __slots__ = (
         "_body_left", "_decoder", "_head", "_head_bytes", "_keep", "_method", "_paused", "_receiver", "_saw_byte",
@@ -242,6 +242,12 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._broken(Break.CLOSED)
         return False
+
+    def pause_writing(self) -> None:
+        """A request that goes out slowly is bounded by its body, which is here already."""
+
+    def resume_writing(self) -> None:
+        pass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._broken(Break.CLOSED if exc is None else Break.RESET)

@@ -13,13 +13,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
-from gateway import endpoints, errors, headers, retry
+from gateway import endpoints, errors, retry
 from gateway.admit import Admission
-from gateway.client import SPLICE, Client, Receive, Scope, Send, SendClient
+from gateway.client import Client, Scope
 from gateway.config import Config
 from gateway.door import Door
 from gateway.endpoints import Kind
-from gateway.errors import Code, GatewayError
+from gateway.errors import GatewayError
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.placement import Placement
@@ -90,25 +90,6 @@ class Proxy:
     def policy_changed(self) -> None:
         """Another policy acts: it may read prompts where the one before did not. Here nobody keeps that."""
 
-    # -- ASGI ----------------------------------------------------------------------------------------------------
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Any HTTP scope; paths outside the allow table are answered 404."""
-        splice: Client | None = (scope.get("extensions") or {}).get(SPLICE)
-        if splice is not None:
-            await self._answer(scope, splice)
-            return
-        client = SendClient(scope, receive, send)
-        try:
-            await self._answer(scope, client)
-            if client.gone:
-                client.close()
-            else:
-                await client.run()
-        except BaseException:
-            client.close()
-            raise
-
     def begin(self, scope: Scope, client: Client, head: RequestHead | None) -> bool:
         """`wire.Proxied`: a whole request for an endpoint of the table is served without a task."""
         endpoint = endpoints.ALLOW.get(scope["path"])
@@ -116,42 +97,6 @@ class Proxy:
             return False
         Exchange(self, scope, client, endpoint, head).begin()
         return True
-
-    async def _answer(self, scope: Scope, client: Client) -> None:
-        endpoint = endpoints.find(scope["path"])
-        method = scope["method"]
-        if endpoint is None:
-            message = "no such path is proxied here; see /dashboard, /docs for all paths, and /v1/... for models"
-            await self._plain(scope, client, GatewayError(Code.UNKNOWN_PATH, message))
-        elif method not in endpoint.methods and method != "OPTIONS":
-            message = f"{method} is not possible here; use {endpoint.allow}"
-            await self._plain(scope, client, GatewayError(Code.METHOD_NOT_ALLOWED, message, allow=endpoint.allow))
-        elif self.draining:
-            await self._plain(scope, client, GatewayError(Code.DRAINING, "the gateway is shutting down", 1.0))
-        elif endpoint is endpoints.MODELS and method != "OPTIONS":
-            await self._models(scope, client)
-        elif method == "OPTIONS":
-            await Exchange(self, scope, client, endpoints.PREFLIGHT).run()
-        else:
-            await Exchange(self, scope, client, endpoint).run()
-
-    async def _plain(self, scope: Scope, client: Client, error: GatewayError) -> None:
-        """A refusal that needs no request to be read."""
-        endpoint = endpoints.find(scope["path"])
-        request_id = headers.request_id(dict(scope["headers"]).get(b"x-request-id"))
-        lines = [*errors.headers(error, self.rng), (b"x-request-id", request_id)]
-        api = errors.Api.OTHER if endpoint is None else endpoint.api
-        client.respond(error.status, lines, errors.body(error, api, request_id.decode("latin-1")))
-
-    async def _models(self, scope: Scope, client: Client) -> None:
-        """GET /v1/models, merged over the fleet."""
-        try:
-            self.authenticate(dict(reversed(scope["headers"])))
-        except GatewayError as error:
-            await self._plain(scope, client, error)
-            return
-        request_id = headers.request_id(dict(scope["headers"]).get(b"x-request-id"))
-        client.respond(200, [errors.JSON_TYPE, (b"x-request-id", request_id)], self.fleet.models_document())
 
     # -- what exchanges ask --------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class Reply(Driven):
     ) -> None:
         self.proxy = proxy
         self.scope = scope
-        self._method: bytes = _METHODS.get(scope["method"]) or scope["method"].encode()
+        self.method: bytes = _METHODS.get(scope["method"]) or scope["method"].encode()
         self.client = client
         self.endpoint = endpoint
         self.head = head
@@ -94,7 +94,7 @@ class Reply(Driven):
             self._comment_at = now + stream.keep_alive_comment_s
             self.client.write(b": keep-alive\n\n")
 
-    def _give_up(self, failure: Failure, result: Result) -> None:
+    def give_up(self, failure: Failure, result: Result) -> None:
         """The last attempt failed and no other follows: the replica's own words where it had any."""
         if result.head is not None and failure is not retry.ABORT and not self.started:
             self.record.outcome, self.record.reason = failure.outcome, failure.detail
@@ -107,9 +107,9 @@ class Reply(Driven):
             self.client.write(errors.event_of(result.body, self.endpoint.api))
             self.client.end()
         else:
-            self._refuse(retry.told(failure), failure)
+            self.refuse(retry.told(failure), failure)
 
-    def _refuse(self, error: GatewayError, failure: Failure | None = None) -> None:
+    def refuse(self, error: GatewayError, failure: Failure | None = None) -> None:
         record = self.record
         if self.admission is None and not record.policy:  # refused before its class was settled
             tenants = self.proxy.tenants

@@ -1,4 +1,4 @@
-"""The connections to one replica: opened on demand, reused newest first, retired before vLLM closes them.
+"""The connections to one replica: reused newest first, retired before vLLM closes them.
 
 vLLM drops a connection that was idle for 5 s; ours are dropped after `idle_s` (3.5 s), so that a reused one is alive
 almost always. Newest first keeps few connections warm and lets the others age out. Proxy environment variables play no
@@ -8,25 +8,13 @@ part: the address is the replica's, or the attempt fails. TLS verifies against t
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import time
 from collections import deque
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gateway.http1 import Break, UpstreamConnection
-
-# one read of a stalled stream must stay far below the 256 KiB it may hold; uvloop reads up to 250 KiB at once
-RECEIVE_BUFFER_BYTES = 64 * 1024
-
-
-class ConnectError(Exception):
-    """No connection to the replica; `kind` is refused or connect_timeout."""
-
-    def __init__(self, kind: Break, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
+from gateway.http1 import UpstreamConnection
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,7 +63,7 @@ class Pool:
         return PoolStats(len(self._all), len(self._idle), self._connects, self._failed, self._reused)
 
     def take(self) -> UpstreamConnection | None:
-        """An idle connection that is young enough, or None: then `await connect()`."""
+        """An idle connection that is young enough, or None: then `connecting.connect`."""
         idle = self._idle
         if idle:
             connection = idle.pop()
@@ -86,38 +74,20 @@ class Pool:
             self._retire()
         return None
 
-    async def connect(self) -> UpstreamConnection:
-        """A new connection. Raises ConnectError."""
-        loop = asyncio.get_running_loop()
+    def secured(self) -> ssl.SSLContext | None:
+        """What TLS is spoken with; None: without."""
         if self.tls and self._ssl is None:
             self._ssl = ssl.create_default_context(cafile=self._ca_file)
             self._ssl.set_alpn_protocols(["http/1.1"])
-        connection = UpstreamConnection(self)
-        try:
-            async with asyncio.timeout(self.connect_timeout_s):
-                await loop.create_connection(
-                    lambda: connection,
-                    self.host,
-                    self.port,
-                    ssl=self._ssl,
-                    server_hostname=self.host if self.tls else None,
-                )
-        except TimeoutError:
-            self._failed += 1
-            raise ConnectError(Break.CONNECT_TIMEOUT, f"no connection within {self.connect_timeout_s:g} s") from None
-        except (OSError, ssl.SSLError) as e:
-            self._failed += 1
-            raise ConnectError(Break.REFUSED, str(e)) from None
-        if connection.closed:
-            self._failed += 1
-            raise ConnectError(Break.RESET, "it was closed as soon as it was open")
+        return self._ssl
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """One more, for whoever asked."""
         self._connects += 1
         self._all.add(connection)
-        sock = connection.transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+
+    def failed(self) -> None:
+        self._failed += 1
 
     def give(self, connection: UpstreamConnection) -> None:
         """Takes a connection back whose response has ended cleanly."""

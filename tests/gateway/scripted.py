@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from gateway import wire
+from gateway import asgi, wire
 from gateway.config import Config, parse
 from gateway.fleet import Fleet
 from gateway.proxy import Proxy
@@ -264,9 +264,10 @@ async def gateway(
     proxy = Proxy(scheduler, fleet, config, sink)
     scheduler.start()
 
-    async def unspliced(scope: Any, receive: Any, send: Any) -> None:
-        scope["extensions"] = {}
-        await proxy(scope, receive, send)
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if not spliced:
+            scope["extensions"] = {}
+        await asgi.serve(proxy, scope, receive, send)
 
     protocol = wire.protocol(
         max_header_bytes=config.limits.max_header_bytes,
@@ -275,7 +276,7 @@ async def gateway(
         proxied=proxy if spliced else None,
     )
     served = uvicorn.Config(
-        proxy if spliced else unspliced,
+        application,
         http=protocol,
         lifespan="off",
         log_level="critical",

@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
+from gateway import waits
+from gateway.connecting import connect
+from gateway.upstream import Pool
 from loadtests.replica import Fleet, ReplicaSettings
 from tests.gateway.running import running
 from tests.gateway.running import until as until_true
@@ -131,15 +134,14 @@ async def test_while_connecting_it_is_504(monkeypatch: pytest.MonkeyPatch) -> No
     async with replica(stuck) as a, gateway(a) as g:
         pool = g.proxy.pool("r0")
         assert pool is not None
-        connecting, connect = asyncio.Event(), pool.connect
-        go_on = asyncio.Event()
+        connecting, go_on = asyncio.Event(), asyncio.Event()
 
-        async def slow() -> object:
+        async def slow(pool: Pool) -> object:
             connecting.set()
             await go_on.wait()
-            return await connect()
+            return await connect(pool)
 
-        monkeypatch.setattr(pool, "connect", slow)
+        monkeypatch.setattr(waits, "connect", slow)
         client = await g.connect()
         await client.post("/v1/completions", b'{"model":"tiny","prompt":"x"}', DEADLINE)
         await connecting.wait()

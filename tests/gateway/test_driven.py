@@ -24,7 +24,7 @@ class Story(Driven):
 
 async def test_it_runs_to_its_first_pause_and_on_inside_the_callers() -> None:
     story = Story(2)
-    story.begin()
+    story.drive(story.run())
     assert story.told == ["begun"]
     story.wake(at_once=True)
     assert story.told == ["begun", "woken 0"]
@@ -36,13 +36,21 @@ async def test_it_runs_to_its_first_pause_and_on_inside_the_callers() -> None:
 
 async def test_a_wake_in_the_next_turn_counts_once() -> None:
     story = Story(2)
-    story.begin()
+    story.drive(story.run())
     story.wake()
     story.wake()
     story.wake(at_once=True)
     assert story.told == ["begun"]
     await asyncio.sleep(0)
     assert story.told == ["begun", "woken 0"]
+
+
+async def test_what_is_ready_begins_with_the_next_wake() -> None:
+    story = Story(1)
+    story.ready(story.run())
+    assert story.told == []
+    story.wake(at_once=True)
+    assert story.told == ["begun"]
 
 
 async def test_under_a_task_it_waits_as_usual() -> None:
@@ -60,5 +68,6 @@ async def test_a_failure_in_the_last_step_is_logged_and_goes_no_further(caplog: 
         async def run(self) -> None:
             raise ValueError("no")
 
-    Broken().begin()
+    broken = Broken()
+    broken.drive(broken.run())
     assert "a request failed in its last step" in caplog.text

@@ -8,6 +8,9 @@ import time
 import orjson
 import pytest
 
+from gateway import waits
+from gateway.connecting import connect
+from gateway.upstream import Pool
 from tests.gateway.scripted import CHAT, Connection, Seen, dechunk, gateway, playing, reads, replica, until
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -369,7 +372,7 @@ async def test_a_connection_that_breaks_as_it_is_taken_is_an_attempt_that_failed
         assert pool is not None
         for _ in range(after):
             assert (await g.post("/v1/completions", WHOLE)).status == 200
-        take, connect, broken = pool.take, pool.connect, 0
+        take, broken = pool.take, 0
 
         def broken_take() -> object:
             nonlocal broken
@@ -379,16 +382,16 @@ async def test_a_connection_that_breaks_as_it_is_taken_is_an_attempt_that_failed
                 connection.transport.abort()
             return connection
 
-        async def broken_connect() -> object:
+        async def broken_connect(pool: Pool) -> object:
             nonlocal broken
-            connection = await connect()
+            connection = await connect(pool)
             if not broken:
                 broken += 1
                 connection.transport.abort()
             return connection
 
         monkeypatch.setattr(pool, "take", broken_take)
-        monkeypatch.setattr(pool, "connect", broken_connect)
+        monkeypatch.setattr(waits, "connect", broken_connect)
         answer = await g.post("/v1/completions", WHOLE)
         assert answer.status == (200 if after else 502)  # a reused one is repeated, as when it was closed while idle
         assert broken == 1

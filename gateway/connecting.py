@@ -1,0 +1,53 @@
+"""Opening a connection to a replica: the one thing of the pool that waits, and so a coroutine beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Any
+
+from gateway.http1 import Break, UpstreamConnection
+from gateway.upstream import Pool
+
+# one read of a stalled stream must stay far below the 256 KiB it may hold; uvloop reads up to 250 KiB at once
+RECEIVE_BUFFER_BYTES = 64 * 1024
+
+
+class ConnectError(Exception):
+    """No connection to the replica; `kind` is refused or connect_timeout."""
+
+    def __init__(self, kind: Break, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+async def connect(pool: Pool) -> UpstreamConnection:
+    """A new connection of the pool. Raises ConnectError."""
+    connection = UpstreamConnection(pool)
+    protocol: Any = connection  # one in all but its base
+    try:
+        secured = pool.secured()
+        async with asyncio.timeout(pool.connect_timeout_s):
+            await asyncio.get_running_loop().create_connection(
+                lambda: protocol,
+                pool.host,
+                pool.port,
+                ssl=secured,
+                server_hostname=pool.host if secured is not None else None,
+            )
+    except TimeoutError:
+        pool.failed()
+        raise ConnectError(Break.CONNECT_TIMEOUT, f"no connection within {pool.connect_timeout_s:g} s") from None
+    except (OSError, ssl.SSLError) as e:
+        pool.failed()
+        raise ConnectError(Break.REFUSED, str(e)) from None
+    if connection.closed:
+        pool.failed()
+        raise ConnectError(Break.RESET, "it was closed as soon as it was open")
+    pool.opened(connection)
+    sock = connection.transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
