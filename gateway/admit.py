@@ -175,7 +175,9 @@ def admit(
     service_class = proxy.service_class(class_name)
     if proxy.door.shedding and service_class.sheddable:
         raise proxy.door.late()
-    parts = call.canonical(endpoint, model, adapter)
+    # who looks at no prompt is not shown one: bytes of the body do for an estimate
+    reads = proxy.scheduler.reads_prefix or bool(config.journal.path)
+    parts = call.canonical(endpoint, model, adapter) if reads else []
     prompt_bytes = len(body) if canonical.cut(parts) else sum([len(part) for part in parts]) or len(body)
     generates = endpoint.kind is Kind.GENERATE
     earlier = call.previous_response if endpoint.api is Api.RESPONSES else None
@@ -188,7 +190,7 @@ def admit(
         received_at=record.received_at,
         prompt_bytes=prompt_bytes,
         prompt_tokens=max(1, round(proxy.bytes_per_token.tokens(model, prompt_bytes))),
-        chain=prefix.chain(parts) if proxy.scheduler.reads_prefix or config.journal.path else (),
+        chain=prefix.chain(parts) if reads else (),
         max_tokens=None if call.max_tokens is None else call.max_tokens * call.answers,
         streams=call.streams,
         generates=generates,
