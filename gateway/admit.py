@@ -92,7 +92,7 @@ class Admission:
 
     def message(self, pool: Pool, exchange: Course) -> list[bytes | memoryview]:
         """The forwarded request in parts: head, then the body as received (and the usage splice)."""
-        template, rules = exchange.head, self.proxy.config
+        template, rules = exchange.head, self.proxy.rules
         parts = self.call.parts
         known = None if template is None else template.forwarded(pool, rules)
         if known is None:
@@ -156,13 +156,13 @@ def admit(
     record: RequestRecord,
 ) -> Admission:
     """Raises GatewayError for whatever may not or cannot be served."""
-    config = proxy.config
-    call = openai.parse(endpoint, headers, body, ask_usage=config.stream.usage == "ask")
+    rules = proxy.rules
+    call = openai.parse(endpoint, headers, body, ask_usage=rules.asks_usage)
     if endpoint.kind is Kind.STATEFUL:
         holders = [pinning.holder(proxy, response_id(scope["path"]))]
         request = Request(id=_id(), model="", received_at=record.received_at, generates=False, streams=False)
-        record.kind, record.streams, record.service_class = endpoint.kind, False, config.default_class
-        return Admission(proxy, endpoint, call, request, proxy.service_class(config.default_class), None, holders)
+        record.kind, record.streams, record.service_class = endpoint.kind, False, rules.default_class
+        return Admission(proxy, endpoint, call, request, proxy.service_class(rules.default_class), None, holders)
     name = call.model or proxy.default_model()
     target = proxy.fleet.resolve(name) if name else None
     if target is None and (name or not proxy.fleet.replicas):
@@ -176,7 +176,7 @@ def admit(
     if proxy.door.shedding and service_class.sheddable:
         raise proxy.door.late()
     # who looks at no prompt is not shown one: bytes of the body do for an estimate
-    reads = proxy.scheduler.reads_prefix or bool(config.journal.path)
+    reads = proxy.scheduler.reads_prefix or rules.journals
     parts = call.canonical(endpoint, model, adapter) if reads else []
     prompt_bytes = len(body) if canonical.cut(parts) else sum([len(part) for part in parts]) or len(body)
     generates = endpoint.kind is Kind.GENERATE
@@ -202,11 +202,11 @@ def admit(
     stamp(request, service_class, ttft_s=tighter.ttft_s, tpot_s=tighter.tpot_s, e2e_s=tighter.deadline_s)
     if proxy.experiment is not None:
         record.assignment = proxy.experiment.assign(request, record.received_unix)
-    _note(record, endpoint, request, config.policy.name)
+    _note(record, endpoint, request, rules.policy)
     retried = headers.get(b"x-stainless-retry-count")  # what official clients call their own retries
     if retried is not None and retried.isdigit() and len(retried) < 4:
         record.client_retry = int(retried)
-    if config.journal.prompt_samples:
+    if rules.samples:
         record.sample = body
     if proxy.prefixes is not None and request.chain:
         proxy.prefixes.admitted(endpoint.api, call, parts, request, record)

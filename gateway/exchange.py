@@ -34,7 +34,7 @@ class Exchange(Course):
     def begin(self) -> None:
         """Serves a request whose body is there, as far as that goes now."""
         self.enter()
-        body = self.client.take_body(self.proxy.config.limits.max_body_bytes)
+        body = self.client.take_body(self.proxy.rules.most_body_bytes)
         if body is None:
             self.drive(waits.run(self))  # it knows what is wrong with it
             return

@@ -73,6 +73,7 @@ class FleetHealth:
 
     def __init__(self, settings: Health) -> None:
         self.settings = settings
+        self._bucket_s = settings.failure_window_s / BUCKETS
         self.records: dict[str, Record] = {}
 
     # -- questions ---------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ class FleetHealth:
         if r is None or r.phase is not Phase.IN or not r.window:
             return False
         last = r.window[-1]
-        if now - last[0] >= self.settings.failure_window_s / BUCKETS:
+        if now - last[0] >= self._bucket_s:
             return False
         last[1] += 1
         r.failed_in_row = 0
@@ -282,7 +283,7 @@ class FleetHealth:
             yield sum(o.in_rotation for o in peers), len(peers)
 
     def _count(self, r: Record, failed: bool, now: float) -> None:
-        width = self.settings.failure_window_s / BUCKETS
+        width = self._bucket_s
         if not r.window or now - r.window[-1][0] >= width:
             r.window.append([now, 0, 0])
         r.window[-1][1] += 1

@@ -22,6 +22,7 @@ from typing import Any
 
 import orjson
 
+from gateway.dumped import dumps
 from gateway.record import RequestRecord
 from gateway.sections import Journal as JournalTable
 
@@ -152,7 +153,7 @@ class Journal:
         if len(self._queue) >= self.settings.queue_lines:
             self.dropped += 1
             return
-        self._queue.append(orjson.dumps(line(record, self._keyed), option=orjson.OPT_APPEND_NEWLINE))
+        self._queue.append(dumps(line(record, self._keyed), orjson.OPT_APPEND_NEWLINE))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Writes what is queued and ends the thread."""

@@ -15,6 +15,8 @@ from typing import Any, cast
 
 import orjson
 
+from gateway.dumped import dumps
+
 MOST_FRAME_BYTES = 256 * 1024 * 1024  # beyond it the other side is not ours
 log = logging.getLogger("forebay.link")
 Message = list[Any]
@@ -37,7 +39,7 @@ class Link(asyncio.Protocol):
 
     def tell(self, message: Message) -> None:
         """Sent with everything else of this turn. Raises TypeError for what is no JSON, telling nothing."""
-        encoded = orjson.dumps(message)
+        encoded = dumps(message)
         if self._transport is None or self._loop is None:
             return  # nobody is there any more; whoever waits is told by `lost`
         if not self._out:

@@ -153,17 +153,17 @@ def record(values: Sequence[Any], known: Request | None, last: Dispatch | None) 
     fields["partition"] = None if fields["partition"] is None else Partition(fields["partition"])
     if fields["unmatched"] is not None:
         fields["unmatched"] = Unmatched(**fields["unmatched"])
-    made.__dict__.update(fields)
+    for name, value in fields.items():
+        setattr(made, name, value)
     made.attempts = [
         Attempt(replica, at, first, None if outcome is None else Outcome(outcome), detail)
         for replica, at, first, outcome, detail in attempts
     ]
     if sample is not None:
         made.sample = sample.encode("latin-1")
-    if known is not None:
-        made.__dict__.update(zip(_OF_REQUEST, _shared(known), strict=True))
-    else:
-        made.__dict__.update(zip(_OF_REQUEST, values[3], strict=False))
+    for name, value in zip(_OF_REQUEST, values[3] if known is None else _shared(known), strict=False):
+        setattr(made, name, value)
+    if known is None:
         made.chain = tuple(made.chain)
         made.choice_reason = values[3][-1]
     if last is not None:
