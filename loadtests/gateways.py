@@ -98,6 +98,14 @@ class Peers:
         self._cores = cores
         self._spent: dict[tuple[int, int, str], float] = {}  # reader, gateway, replica: what it had sent there then
 
+    def tell(self, gateway: int, now: float) -> None:
+        """What it hears of demand and overload at all others."""
+        core = self._cores[gateway]
+        others = [(g, other) for g, other in enumerate(self._cores) if g != gateway]
+        core.shared_with(sum(other.demand(now) for _, other in others), now)
+        for g, other in others:
+            core.overloaded_elsewhere(f"g{g}", other.overload(), now)
+
     def load(self, replica: SimReplica, gateway: int, now: float) -> PeerLoad:
         """What all other gateways have on a replica."""
         total = PeerLoad(replica.id, at=now)

@@ -369,9 +369,8 @@ class Simulation:
             self.decide(g, core.fleet_event(scraped, now), now)
 
     def _peers(self, _: Any, now: float) -> None:
-        demands = [core.demand(now) for core in self.cores]
         for g, core in enumerate(self.cores):
-            core.shared_with(sum(demands) - demands[g], now)
+            self.peers.tell(g, now)
             for replica in self.replicas.values():
                 self.decide(g, core.fleet_event(self.peers.load(replica, g, now), now), now)
         self.push(now + PEER_S, PEERS, None)

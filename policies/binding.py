@@ -22,6 +22,7 @@ from policies.price import Price
 from policies.queue import LEAST_WEIGHT, HeldQueue
 from policies.room import Room
 from policies.settings import Settings
+from policies.told import Told
 from policies.tracked import NEVER, Tracked
 from policies.working_set import WorkingSet
 
@@ -43,6 +44,7 @@ class LateBinding:
         self.room = Room(self.queue, settings)
         self.fairness = SizeFairness(settings.size_fairness)
         self.price = Price(self.fairness)
+        self.told = Told(self.price, self.fairness)
         self.part = 1.0  # of the fleet that is ours to fill, beside other gateways
         self.sticky = StickyRefusals()
         self.working_set = WorkingSet(settings.working_set_share)
@@ -86,8 +88,11 @@ class LateBinding:
         if first and may_refuse and not service_class.fill_only:
             price, weight = self.price, service_class.weight
             if price.due(now):
-                price.set(self._capacity(pool, now), now, sum([r.parked_s for r in pool.open]))
+                told = self.told
+                capacity = self._capacity(pool, now) / (self.part if told.waiting_s else 1.0)
+                price.set(capacity, now, sum([r.parked_s for r in pool.open]) + sum(told.waiting_s.values()))
             cost = tracked.service_s / (weight if weight > LEAST_WEIGHT else LEAST_WEIGHT)
+            self.told.asked(now, cost, request.prompt_tokens, request.tenant)
             if price.too_dear(request.prompt_tokens, cost, request.tenant, now):
                 return [*before, self.refuse(tracked, "infeasible", now, Why.PRICED)]
         if first and settings.working_set and not self.working_set.alive(request):
@@ -123,10 +128,12 @@ class LateBinding:
         self.leave(tracked)
         request = tracked.request
         self.shed_by_reason[reason] = self.shed_by_reason.get(reason, 0) + 1
-        if why is Why.LATE and reason == "infeasible":
+        late = why is Why.LATE and reason == "infeasible"
+        if late:
             self.price.refused_late()
         if reason != "no_replica":
             self.fairness.refused(request.prompt_tokens, priced=why is Why.PRICED)
+            self.told.refused(now, request.prompt_tokens, why is Why.PRICED, late)
             self.sticky.refuse(request.session, now + self.settings.sticky_shed_s)
         return Shed(request.id, reason, None if why is Why.HOPELESS else self._retry_after(tracked, now), best)
 
@@ -275,6 +282,7 @@ class LateBinding:
         decision = self.dispatcher.dispatch(tracked, pool, choice, now)
         self.queue.charge(tracked, tracked.service_s, now)
         self.price.dispatched()
+        self.told.dispatched()
         if self.settings.working_set:
             tracked.last_context = self.working_set.began(tracked.request, now)
         return decision

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
 
 from policies.binding import LateBinding
@@ -244,6 +244,18 @@ class Balancer:
         """What other gateways are asked for, as `demand`: this one counts on its part of the fleet only."""
         own = self.demand(now)
         self.binding.part = max(LEAST_PART, own / (own + demand_elsewhere)) if demand_elsewhere > 0.0 else 1.0
+
+    def overload(self) -> dict[str, Any]:
+        """What the others are to hear, so that all ask one price."""
+        return self.binding.told.said(sum([r.parked_s for r in self.fleet.replicas.values()], 0.0))
+
+    def overloaded_elsewhere(self, gateway: str, said: Mapping[str, Any], now: float) -> None:
+        """The `overload` of another gateway."""
+        self.binding.told.heard(gateway, said, now)
+
+    def gateways(self, present: Set[str]) -> None:
+        """All others but these are gone."""
+        self.binding.told.forget(present)
 
     def served(self) -> dict[tuple[str, str], float]:
         """GPU seconds served since the start, by model and class."""

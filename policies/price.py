@@ -31,7 +31,7 @@ LOWEST: Final = 0.4  # factor on the capacity the paces give
 HIGHEST: Final = 1.1
 FREE: Final = float("inf")
 MOST_SORTED: Final = 1_000  # arrivals
-Arrival: TypeAlias = tuple[float, float, int, str | None]  # at, cost, prompt tokens, tenant
+Arrival: TypeAlias = tuple[float, float, int, str | None, bool]  # at, cost, prompt tokens, tenant, whether here
 
 
 class Price:
@@ -46,6 +46,7 @@ class Price:
         self._arrivals: list[Arrival] = []
         self._first = 0  # of the window; those before it are dropped now and then
         self._asked_s = 0.0  # sum of their costs
+        self._here_s = 0.0  # of those that did not come to another gateway
         self._set_at = float("-inf")
 
     @property
@@ -58,18 +59,29 @@ class Price:
 
     def too_dear(self, prompt_tokens: int, cost: float, tenant: str | None, now: float) -> bool:
         """At arrival. cost: prefill seconds / weight."""
-        self._arrivals.append((now, cost, prompt_tokens, tenant))
+        self._arrivals.append((now, cost, prompt_tokens, tenant, True))
         self._asked_s += cost
+        self._here_s += cost
         return cost > self.thresholds[self.fairness.quartile(prompt_tokens)] and tenant not in self.exempt
+
+    def asked_elsewhere(self, prompt_tokens: int, cost: float, tenant: str | None, now: float) -> None:
+        """It came to another gateway of the fleet."""
+        self._arrivals.append((now, cost, prompt_tokens, tenant, False))
+        self._asked_s += cost
+
+    def turned_elsewhere(self, late: int, dispatched: int) -> None:
+        """So many other gateways refused late and dispatched: one capacity is learnt by all."""
+        factor = self.factor * (1.0 - STEP) ** late * (1.0 + STEP * TARGET_LATE) ** dispatched
+        self.factor = min(HIGHEST, max(LOWEST, factor))
 
     def floods(self, tenant: str | None) -> bool:
         """Whether others are within their share of an overloaded fleet, and this tenant asks for more than its own."""
         return bool(self.exempt) and tenant not in self.exempt
 
     def demand(self, now: float) -> float:
-        """Seconds per second that arrivals asked for in the window."""
+        """Seconds per second that arrivals here asked for in the window."""
         self._pass_to(now)
-        return self._asked_s / self._span_s(now)
+        return self._here_s / self._span_s(now)
 
     def refused_late(self) -> None:
         self.factor = max(LOWEST, self.factor * (1.0 - STEP))
@@ -100,7 +112,7 @@ class Price:
         if self.exempt:
             budget = max(0.1 * budget, HEADROOM * budget - excused)
         costs: list[list[float]] = [[], [], [], []]
-        for _, cost, prompt_tokens, tenant in arrivals:
+        for _, cost, prompt_tokens, tenant, _ in arrivals:
             if tenant not in self.exempt:
                 costs[self.fairness.quartile(prompt_tokens)].append(cost)
         if not any(costs):  # every tenant asks for its share or less: nobody is to be charged
@@ -126,7 +138,10 @@ class Price:
         """Forgets what is older than the window."""
         arrivals, first = self._arrivals, self._first
         while first < len(arrivals) and arrivals[first][0] < now - WINDOW_S:
-            self._asked_s -= arrivals[first][1]
+            _, cost, _, _, here = arrivals[first]
+            self._asked_s -= cost
+            if here:
+                self._here_s -= cost
             first += 1
         if 2 * first > len(arrivals):
             del arrivals[:first]
@@ -141,7 +156,7 @@ class Price:
         """Whether the arrivals of the last few seconds ask for more than this within as much time: one prompt fills one
         replica, so one of half a minute is no overload while the others idle."""
         asked = 0.0
-        for at, cost, _, _ in islice(reversed(self._arrivals), len(self._arrivals) - self._first):
+        for at, cost, _, _, _ in islice(reversed(self._arrivals), len(self._arrivals) - self._first):
             if at < now - RECENT_S:
                 break
             asked += min(cost, RECENT_S)
@@ -155,7 +170,7 @@ class Price:
             self.exempt = frozenset()
             return 0.0
         demand: dict[str | None, float] = {}
-        for _, cost, _, tenant in arrivals:
+        for _, cost, _, tenant, _ in arrivals:
             demand[tenant] = demand.get(tenant, 0.0) + cost
         modest, excused, left = set(), 0.0, len(demand)
         for tenant in sorted(demand, key=lambda t: demand[t]):

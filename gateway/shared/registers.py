@@ -1,9 +1,10 @@
 """Load registers: what each gateway has on each replica, written by itself alone and expiring by itself.
 
 Every `register_s` a gateway writes one key of its own (requests in flight, prefill backlog and KV tokens of each
-replica, GPU seconds served to each class, open requests of each tenant) and reads everybody else's, in one script and
-one round trip. One writer per key: nothing to race for and no counter to leak; a gateway that dies is gone after
-`expiry_s`. Service of others counts in the shares between classes like our own, so that shares hold over all gateways.
+replica, GPU seconds served to each class, open requests of each tenant, arrivals and refusals) and reads everybody
+else's, in one script and one round trip. One writer per key: nothing to race for and no counter to leak; a gateway that
+dies is gone after `expiry_s`. Service of others counts in the shares between classes like our own, so that shares hold
+over all gateways.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Registers:
             "load": balancer.loads(now),
             "served": {f"{model}\n{name}": s for (model, name), s in balancer.served().items()},
             "demand": round(balancer.demand(now), 4),
+            "overload": balancer.overload(),
             "open": {tenant.name: tenant.open for tenant in tenants.by_name.values() if tenant.open},
         }
         key = self._store.key
@@ -80,6 +82,9 @@ class Registers:
             for tenant, count in said["open"].items():
                 self.tenants_open[tenant] += count
             self._serve(id, said["served"], now)
+            if "overload" in said:  # older ones do not tell
+                scheduler.balancer.overloaded_elsewhere(id, said["overload"], now)
+        scheduler.balancer.gateways(self.peers.keys())
         for known in (self._served, self._spent):
             for gone in [key for key in known if key[0] not in self.peers]:
                 del known[gone]
@@ -95,6 +100,7 @@ class Registers:
         self.peers = {}
         self.tenants_open = {}
         self._scheduler.balancer.shared_with(0.0, self._scheduler.clock())
+        self._scheduler.balancer.gateways(set())
         for replica in self._told:
             self._scheduler.fleet_event(PeerLoad(replica, at=self._scheduler.clock()))
         self._told = set()
