@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from loadtests.chains import Chains
@@ -12,11 +12,12 @@ from loadtests.seeds import mix, name_id
 from loadtests.simreplica import SimReplica
 from policies.core import Balancer
 from policies.fleet_state import Replica
-from policies.model import PeerLoad, Request, ServiceClass
+from policies.model import Decision, PeerLoad, Request, ServiceClass
 from policies.policy import RoutingPolicy
 from policies.settings import Settings
 
 PEER_S = 0.1  # how often gateways tell each other their load
+RING_S = 0.005  # until the others have heard of a long prefill
 
 
 def balancers(
@@ -97,6 +98,16 @@ class Peers:
     def __init__(self, cores: Sequence[Balancer]) -> None:
         self._cores = cores
         self._spent: dict[tuple[int, int, str], float] = {}  # reader, gateway, replica: what it had sent there then
+
+    def exchange(
+        self, gateways: Iterable[int], replicas: Mapping[str, SimReplica], now: float
+    ) -> Iterator[tuple[int, list[Decision]]]:
+        """What these decide when they hear of the others, one after the other."""
+        for gateway in gateways:
+            self.tell(gateway, now)
+            core = self._cores[gateway]
+            for replica in replicas.values():
+                yield gateway, core.fleet_event(self.load(replica, gateway, now), now)
 
     def tell(self, gateway: int, now: float) -> None:
         """What it hears of demand and overload at all others."""

@@ -13,12 +13,13 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from loadtests import results
 from loadtests.books import check, unfinished
 from loadtests.engine import Job
-from loadtests.gateways import PEER_S, Peers, RequestMaker
+from loadtests.gateways import PEER_S, RING_S, Peers, RequestMaker
 from loadtests.incidents import happen
 from loadtests.record import Record
 from loadtests.results import ConservationError
@@ -27,17 +28,7 @@ from loadtests.schedule import Row, Schedule, longest_on_time_s
 from loadtests.seeds import mix
 from loadtests.simreplica import Flight, SimReplica
 from policies.core import Balancer
-from policies.model import (
-    Abort,
-    Added,
-    Decision,
-    Dispatch,
-    Ejected,
-    Outcome,
-    Pulse,
-    Shed,
-    Usage,
-)
+from policies.model import Abort, Added, Decision, Dispatch, Ejected, Outcome, Pulse, Shed, Usage
 from policies.objectives import Partition, Timing, judge
 
 ARRIVE, STEP, PULSE, SCRAPE, DELIVER, WAKE, INCIDENT, PATIENCE, PEERS, CALL = range(10)
@@ -218,7 +209,11 @@ class Simulation:
         flight.replica = replica
         replica.open[flight.request.id] = flight
         replica.jobs.append(job)
-        self.maker.went_to(row, self.cores[flight.gateway].fleet.replicas[replica.id], now)
+        core = self.cores[flight.gateway]
+        self.maker.went_to(row, core.fleet.replicas[replica.id], now)
+        if self.scenario.peers and core.long(decision):
+            others = [g for g in range(len(self.cores)) if g != flight.gateway]
+            self.push(now + RING_S, CALL, partial(self._exchange, others))
         if replica.engine.current is None:
             replica.wake_up(now)
         self._follow(replica)
@@ -342,7 +337,8 @@ class Simulation:
             tick = replica.account(now, self.cores)
             for g, gaps in enumerate(replica.gaps):
                 if replica.live[g] or gaps.idle or gaps.busy:
-                    self.pulsed(g, replica.id, replica.pulse(g, now, tick), now)
+                    told = partial(self.pulsed, g, replica.id, replica.pulse(g, now, tick))
+                    self.push(now + self.pulse_s * g / len(self.cores), CALL, told) if g else told(now)  # never at once
         for g in range(len(self.cores)):
             self._arm(g)
         self.push(now + self.pulse_s, PULSE, None)
@@ -369,11 +365,12 @@ class Simulation:
             self.decide(g, core.fleet_event(scraped, now), now)
 
     def _peers(self, _: Any, now: float) -> None:
-        for g, core in enumerate(self.cores):
-            self.peers.tell(g, now)
-            for replica in self.replicas.values():
-                self.decide(g, core.fleet_event(self.peers.load(replica, g, now), now), now)
+        self._exchange(range(len(self.cores)), now)
         self.push(now + PEER_S, PEERS, None)
+
+    def _exchange(self, gateways: Iterable[int], now: float) -> None:
+        for g, decisions in self.peers.exchange(gateways, self.replicas, now):
+            self.decide(g, decisions, now)
 
     def _patience(self, flight: Flight, now: float) -> None:
         if flight.over:

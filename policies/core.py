@@ -22,6 +22,7 @@ from policies.model import (
     Alternative,
     Choice,
     Decision,
+    Dispatch,
     FleetEvent,
     Outcome,
     Pulse,
@@ -36,6 +37,7 @@ from policies.settings import Settings, chosen
 from policies.tracked import Tracked
 
 LEAST_PART: Final = 0.05  # of the fleet that a gateway counts on, however little it is asked for
+LONG_S: Final = 0.1  # of prefill, from which other gateways are told at once
 BACKPRESSURE_S: Final = 0.25  # a replica that refused for load gets nothing for this long
 
 
@@ -235,6 +237,13 @@ class Balancer:
                 streams = (pulse.live, pulse.near, pulse.least_slack_s, round(r.pace.spent_s, 4))
                 out[r.id] = (ledger.in_flight, round(ledger.backlog(now), 1), round(ledger.kv_tokens, 1), *streams)
         return out
+
+    def long(self, sent: Dispatch) -> bool:
+        """Whether other gateways should hear of it at once: its prefill would be in the way of what they send."""
+        replica, predicted = self.fleet.replicas.get(sent.replica_id), sent.prediction
+        if replica is None or predicted is None:
+            return False
+        return predicted.uncached_tokens >= LONG_S * replica.prefill.rate
 
     def demand(self, now: float) -> float:
         """Prefill seconds per second that was asked for lately."""

@@ -23,7 +23,7 @@ from gateway.shared.store import Command, Store
 from gateway.tenants import Lease, Tenant, Tenants
 from policies.affinity import CHUNK_BYTES
 from policies.core import Balancer
-from policies.model import Outcome, Request, Shed, Usage
+from policies.model import Decision, Dispatch, Outcome, Request, Shed, Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +50,7 @@ class SharedScheduler(Scheduler):
     def __init__(self, balancer: Balancer, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(balancer, clock)
         self.tenants: Callable[[], Tenants | None] = lambda: None
+        self.sent_long: Callable[[], None] = lambda: None
         self.due: list[Command] = []  # to be told to Redis with the next exchange
         self._shared: dict[str, Shared] = {}
 
@@ -83,6 +84,11 @@ class SharedScheduler(Scheduler):
                 entry.asked.done = None  # its client left while Redis was asked
             self._settle(entry, _used(outcome, usage, replica_id))
         super().complete(request_id, outcome, usage, replica_id)
+
+    def _apply(self, decisions: list[Decision]) -> None:
+        super()._apply(decisions)
+        if any(isinstance(d, Dispatch) and self.balancer.long(d) for d in decisions):
+            self.sent_long()
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import secrets
@@ -13,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.control import Control
+from gateway.shared.bell import SOONEST_S, Bell
 from gateway.shared.changes import Changes
 from gateway.shared.clock import SharedClock
 from gateway.shared.lookups import Lookups
@@ -44,7 +46,11 @@ class Sharing(Collector):
         self.clock = SharedClock()
         scheduler.store, scheduler.lookups = self.store, self.lookups
         scheduler.index, scheduler.registers = self.index, self.registers
-        self._task: asyncio.Task[None] | None = None
+        self.bell = Bell(self.store, self.me, lambda: self._soon.set())
+        scheduler.sent_long = self._ring
+        self._soon = asyncio.Event()  # exchange now and not at the next turn
+        self._rings = False  # and let the others do so
+        self._tasks: list[asyncio.Task[None]] = []
         self._heard_at = scheduler.clock()
         self._epoch: object = None
         self._closing = False
@@ -54,13 +60,18 @@ class Sharing(Collector):
         control.announce = self.changes.tell
         self.trials.experiments, self.trials.config = control.experiments, lambda: control.config
         control.experiments.others = self.trials
-        self._task = asyncio.get_running_loop().create_task(self._exchange(), name="exchange with other gateways")
+        start = asyncio.get_running_loop().create_task
+        self._tasks = [
+            start(self._exchange(), name="exchange with other gateways"),
+            start(self.bell.listen(), name="rings of other gateways"),
+        ]
 
     async def close(self) -> None:
         self._closing = True  # a client that is cancelled in the middle of an answer may go on with the next
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=2.0 * self.store.table.call_s)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2.0 * self.store.table.call_s)
         await self.lookups.close()
         await self.store.close()
 
@@ -73,7 +84,18 @@ class Sharing(Collector):
             except Exception:
                 log.exception("an exchange with the other gateways failed")
                 failures += 1
-            await asyncio.sleep(min(MOST_WAIT_S, table.register_s * 2 ** min(failures, 10)))
+            if failures:
+                await asyncio.sleep(min(MOST_WAIT_S, table.register_s * 2 ** min(failures, 10)))
+                continue
+            await asyncio.sleep(min(SOONEST_S, table.register_s))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._soon.wait(), max(0.0, table.register_s - SOONEST_S))
+            self._soon.clear()
+
+    def _ring(self) -> None:
+        """A long prefill was sent."""
+        self._rings = True
+        self._soon.set()
 
     async def _once(self) -> bool:
         tenants = self.scheduler.tenants()
@@ -88,7 +110,8 @@ class Sharing(Collector):
             self.clock.command(),
         ]
         written = self.index.commands() if self.store.up else []
-        answers = await self.store.call("exchange", [*first, *trials, *changes, *written, *due], probe=True)
+        rings, self._rings = [self.bell.ring()] if self._rings else [], False
+        answers = await self.store.call("exchange", [*first, *trials, *changes, *written, *due, *rings], probe=True)
         registers, _, found = (None, None, None) if answers is None else answers[:3]
         if answers is not None and found != self._epoch:
             self._epoch = found

@@ -80,6 +80,10 @@ class Store:
             self._log.seen("" if refused is None else f"refuses commands ({_code(refused)}); it is read as before")
         return answers
 
+    def subscription(self) -> Any:
+        """To messages, on a connection of its own; its errors are the caller's."""
+        return self._redis.pubsub()
+
     async def close(self) -> None:
         self.up = False
         await self._redis.aclose()

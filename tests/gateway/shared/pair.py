@@ -68,6 +68,11 @@ class Server:
             self.process.wait()
             self.process = None
 
+    def listeners(self) -> int:
+        """Gateways that hear it when another rings."""
+        ((_, count),) = self.client.pubsub_numsub("{forebay}:bell")
+        return int(count)
+
     def prefixes(self) -> list[bytes]:
         found: list[bytes] = self.client.keys("{forebay}:p:*")
         return found

@@ -30,6 +30,11 @@ def open_elsewhere(g: Running, tenant: str) -> int:
     return g.gateway.sharing.registers.tenants_open.get(tenant, 0)
 
 
+def exchanges(g: Running) -> int:
+    assert g.gateway.sharing is not None
+    return g.gateway.sharing.store.calls["exchange", "ok"]
+
+
 async def ask(g: Running, text: str = "where is the sea", key: str = "sk-big", **fields: Any) -> httpx.Response:
     body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 2, **fields}
     return await g.http.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
@@ -86,6 +91,15 @@ async def test_load_of_one_is_known_to_the_other_and_gone_with_it(server: Server
             assert a.gateway.sharing is not None
             await a.gateway.sharing.close()  # as if it died
             await until(lambda: in_flight_elsewhere(b) == 0 and peers(b) == 0)
+
+
+async def test_a_long_prefill_is_known_to_the_other_before_its_next_turn(server: Server) -> None:
+    """Turns are a minute apart here, so nothing but the ring can tell it in time."""
+    async with two(server, register_s=300.0, expiry_s=600.0) as (a, b):
+        await until(lambda: server.listeners() == 2 and exchanges(a) >= 2 and exchanges(b) >= 2)  # at start, and then
+        asked = asyncio.create_task(ask(a, LONG * 40, max_tokens=400))
+        await until(lambda: in_flight_elsewhere(b) == 1)
+        asked.cancel()
 
 
 async def test_quotas_and_concurrency_hold_over_both(server: Server) -> None:
