@@ -156,6 +156,8 @@ def soak_command(
     router: Annotated[bool, typer.Option(help="put vllm-router (round_robin) in its place")] = False,
     workers: Annotated[int, typer.Option(help="workers of the gateway; above 1 it may use both cores")] = 1,
     rate: Annotated[float, typer.Option(help="events per second and stream")] = 5.0,
+    replicas: Annotated[int, typer.Option(min=1, help="replicas, all of them one process")] = 2,
+    config: Annotated[Path | None, typer.Option(help="configuration of the gateway")] = None,
 ) -> None:
     """2,000 streams of 5 events a second on one process: errors, memory per stream, /health; exit status 1 if it fails.
 
@@ -163,12 +165,13 @@ def soak_command(
 
     Example: python -m loadtests.bench soak --workers 2 --streams 10000 --rate 1 --policy least_request
 
-    At one event a second no stream can keep the pace of a service class, so a policy that paces would refuse them.
+    At one event a second no stream keeps the TPOT objective of a default class, and a policy that paces then lets few
+    prompts through to each replica: give it many, or classes without that objective.
     """
-    ours = forebay(policy, workers)
+    ours = forebay(policy, workers, config)
     contender = vllm_router("round_robin", router_executable(console), free_ports(1)[0]) if router else ours
     try:
-        result = soak(contender, streams, seconds, console, rate, both_cores=workers > 1)
+        result = soak(contender, streams, seconds, console, rate, both_cores=workers > 1, fleet=replicas)
     except NotReadyError as failure:
         console.print(f"[red]{failure}")
         raise typer.Exit(1) from None

@@ -29,13 +29,14 @@ class Contender:
     ready_path: str = "/ready"
 
 
-def forebay(policy: str, workers: int = 1) -> Contender:
+def forebay(policy: str, workers: int = 1, config: Path | None = None) -> Contender:
     """Our gateway; a bare policy dispatches at once, `forebay` has admission, late binding and pacing on."""
     several = ["--workers", str(workers)] if workers > 1 else []
+    more = [*several, "--config", str(config)] if config is not None else several
 
     def argv(port: int, urls: Sequence[str]) -> list[str]:
         replicas = [part for url in urls for part in ("--replica", url)]
-        return [*FOREBAY, "serve", "--host", "127.0.0.1", "--port", str(port), "--policy", policy, *several, *replicas]
+        return [*FOREBAY, "serve", "--host", "127.0.0.1", "--port", str(port), "--policy", policy, *more, *replicas]
 
     name = ALL_ON if policy == "forebay" else f"forebay {policy}"
     return Contender(f"{name} x{workers}" if several else name, argv)

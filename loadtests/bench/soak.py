@@ -81,8 +81,10 @@ def soak(
     console: Console,
     events_per_s: float = EVENTS_PER_S,
     both_cores: bool = False,
+    fleet: int = 2,
 ) -> Soak:
-    """Opens `streams` streams that last `seconds` each. `both_cores`: the gateway may use the load's core as well.
+    """Opens `streams` streams that last `seconds` each. `both_cores`: the gateway may use the load's core as well;
+    `fleet`: replicas, all of them one process.
 
     Raises NotReadyError when the gateway does not start.
     """
@@ -95,7 +97,7 @@ def soak(
         into = Path(folder)
         replica = programs.command("null_replica", into, console)
         client = ["taskset", "-c", ",".join(map(str, load_core)), *programs.command("load_client", into, console)]
-        ports = free_ports(2)
+        ports = free_ports(fleet)
         replicas = Server(
             [*replica, str(round(1_000_000 / events_per_s)), *map(str, ports)], into / "replicas.log", load_core
         )
