@@ -11,7 +11,7 @@ shorter than the window is left to the queue; without overload there is no price
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, chain, islice
 from typing import Final, TypeAlias
@@ -30,6 +30,7 @@ TOLERANCE: Final = 1.5  # times an equal share a tenant may ask for without payi
 LOWEST: Final = 0.4  # factor on the capacity the paces give
 HIGHEST: Final = 1.1
 FREE: Final = float("inf")
+ALIKE: Final = 1.05  # times as dear: no reason to serve the one and refuse the other
 MOST_SORTED: Final = 1_000  # arrivals
 Arrival: TypeAlias = tuple[float, float, int, str | None, bool]  # at, cost, prompt tokens, tenant, whether here
 
@@ -41,6 +42,8 @@ class Price:
         self.fairness = fairness
         self.factor = 0.85
         self.thresholds = [FREE] * 4
+        self._shares = [1.0] * 4  # of the arrivals that cost about the threshold, to be served
+        self._owed = [0.0] * 4  # how much of one of these is
         self.exempt: frozenset[str | None] = frozenset()  # tenants within their fair share
         self.excess_s = 0.0  # that the fleet would need for what was too much in the window
         self._arrivals: list[Arrival] = []
@@ -62,7 +65,17 @@ class Price:
         self._arrivals.append((now, cost, prompt_tokens, tenant, True))
         self._asked_s += cost
         self._here_s += cost
-        return cost > self.thresholds[self.fairness.quartile(prompt_tokens)] and tenant not in self.exempt
+        quartile = self.fairness.quartile(prompt_tokens)
+        threshold = self.thresholds[quartile]
+        if cost * ALIKE <= threshold or tenant in self.exempt:
+            return False
+        if cost > threshold * ALIKE:
+            return True
+        self._owed[quartile] += self._shares[quartile]
+        if self._owed[quartile] < 1.0:
+            return True
+        self._owed[quartile] -= 1.0
+        return False
 
     def asked_elsewhere(self, prompt_tokens: int, cost: float, tenant: str | None, now: float) -> None:
         """It came to another gateway of the fleet."""
@@ -124,15 +137,33 @@ class Price:
         owed = [max(0.0, 2.0 * self.fairness.excess(i)) for i in range(4)]
         prices = sorted(chain.from_iterable(costs))
         low, high = -1, len(prices)  # places in it: of the highest price whose cost is within the budget, and above
-        kept = self._kept(costs, owed, 0.0)
+        kept = most = self._kept(costs, owed, 0.0)
+        spent = over = self._spent(up_to, kept)
         while high - low > 1:
             middle = (low + high) // 2
             tried = self._kept(costs, owed, prices[middle])
-            if sum([sums[k] for sums, k in zip(up_to, tried, strict=True)], 0.0) > budget:
-                high = middle
+            if (spends := self._spent(up_to, tried)) > budget:
+                high, most, over = middle, tried, spends
             else:
-                low, kept = middle, tried
-        self.thresholds = [q[k - 1] if 0 < k < len(q) else FREE if k else 0.0 for q, k in zip(costs, kept, strict=True)]
+                low, kept, spent = middle, tried, spends
+        part = min(1.0, max(0.0, budget - spent) / (over - spent)) if over > spent else 0.0
+        for i, q in enumerate(costs):
+            self._choose(i, q, kept[i] + part * max(0, most[i] - kept[i]))
+
+    def _choose(self, quartile: int, costs: list[float], served: float) -> None:
+        """The threshold so that `served` of these, cheapest first, are below it, and the share of those about as dear.
+        Of prompts that are all alike it is a share, or all would be refused, and nothing would be learnt any more."""
+        if served >= len(costs):
+            self.thresholds[quartile], self._shares[quartile] = FREE, 1.0
+            return
+        threshold = self.thresholds[quartile] = costs[int(served)]
+        below, alike = bisect_left(costs, threshold / ALIKE), bisect_right(costs, threshold * ALIKE)
+        self._shares[quartile] = min(1.0, max(0.0, (served - below) / (alike - below)))
+
+    @staticmethod
+    def _spent(up_to: list[list[float]], kept: list[int]) -> float:
+        """Seconds that the cheapest of each quartile ask for."""
+        return sum([sums[k] for sums, k in zip(up_to, kept, strict=True)], 0.0)
 
     def _pass_to(self, now: float) -> None:
         """Forgets what is older than the window."""

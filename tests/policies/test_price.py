@@ -212,6 +212,29 @@ def test_thousands_of_arrivals_are_judged_by_a_part_of_them_and_the_price_is_the
             price.fairness.arrived(1000)
             price.too_dear(1000, rng.expovariate(1.0) / rate, None, now)
         price.set(0.5 / price.factor, now)
-        thresholds.append(max(price.thresholds) * rate)
+        thresholds.append(price.thresholds[0] * rate)  # all are of the first quartile
     assert thresholds[0] == pytest.approx(1.68, rel=0.15)  # t of half the work: 1 - (1 + t) exp(-t) = 0.5
     assert thresholds[1] == pytest.approx(1.68, rel=0.15)
+
+
+def test_of_prompts_that_are_all_alike_a_share_is_served_and_not_none() -> None:
+    """A benchmark of prompts of one length: the cheapest are all of them, and all of them are too many."""
+    price = Price(SizeFairness(2.0))
+    refused = 0
+    for n in range(2400):  # 20 of 0.4 s a second for 4 s of capacity, of which 0.85 are counted on
+        now = n / 20
+        price.fairness.arrived(1000)
+        if price.due(now):
+            price.set(4.0, now)
+        refused += price.too_dear(1000, 0.4, None, now) and n >= 1200
+    assert refused / 1200 == pytest.approx(1.0 - 0.85 * 4.0 / 8.0, abs=0.03)
+
+
+def test_a_length_that_nobody_asked_for_lately_has_no_price() -> None:
+    price = Price(SizeFairness(2.0))
+    for n in range(400):
+        price.fairness.arrived(1000)
+        price.too_dear(1000, 0.4, None, n / 20)
+    price.set(4.0, 20.0)
+    assert price.active
+    assert not price.too_dear(9000, 0.5, None, 20.0)
