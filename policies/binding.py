@@ -85,7 +85,8 @@ class LateBinding:
             margin = self.margins.bound(request.service_class, best) - best
             why = Why.HOPELESS if tracked.latest_start + margin < request.received_at else Why.NOW
             return [*before, self.refuse(tracked, "infeasible", now, why, best if why is Why.HOPELESS else None)]
-        if first and may_refuse and not service_class.fill_only:
+        hurried = request.ttft_deadline is not None or request.deadline is not None  # else it cannot be late
+        if first and may_refuse and hurried and not service_class.fill_only:
             price, weight = self.price, service_class.weight
             if price.due(now):
                 told = self.told

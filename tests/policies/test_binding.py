@@ -337,3 +337,16 @@ def test_a_tenant_above_its_share_gets_what_the_others_leave_and_all_of_that() -
     assert said(b.submit(chat("m2", tokens=1000, tenant="modest"), 0.1)) == ["send m2"]
     assert b.first_token("m1", 0.3) == []
     assert said(b.first_token("m2", 0.4)) == ["send f1"]
+
+
+def test_who_has_no_objective_cannot_be_late_and_is_refused_by_no_price() -> None:
+    """Twenty prompts of half a second come each second to one replica: those without a deadline wait for their turn."""
+    for ttft_s, refused in ((None, False), (60.0, True)):
+        b = balancer("a")
+        shed = 0
+        for n in range(300):
+            at = n / 20
+            request = chat(f"r{n}", 5000, at, 0.0)
+            request.ttft_deadline = None if ttft_s is None else at + ttft_s
+            shed += sum(isinstance(d, Shed) for d in b.submit(request, at))
+        assert (shed > 0) is refused
