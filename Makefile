@@ -3,6 +3,7 @@
 # make test-vllm   the same gateway in front of two real vLLM replicas (FOREBAY_VLLM_DIR or FOREBAY_VLLM_URLS)
 # make bench-vllm  pacing in front of real replicas, judged by the clock: wants a quiet machine
 # make compiled    the core compiled into .compiled (needs a C compiler), and its tests run against that
+# make wheel   the same as a wheel for this platform and Python: dist/forebay-*.whl
 # make bench   CPU per request and per streamed event, beside vllm-router in the same run
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ TEST_ARGS ?=
 TEST_JOBS ?= 2
 COMPILED := .compiled
 
-.PHONY: demo test test-vllm compiled bench bench-vllm lint format clean
+.PHONY: demo test test-vllm compiled wheel bench bench-vllm lint format clean
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,10 +44,16 @@ test-vllm: $(VENV)/.test
 bench-vllm: $(VENV)/.test
 	$(BIN)/python -m pytest -m timing tests/vllm $(TEST_ARGS)
 
+# a folder of its own, so that nothing of it can come from anywhere else: sources, what is compiled of them, tests
 compiled: $(VENV)/.test
-	$(BIN)/python deploy/compile.py $(COMPILED)
-	rm -rf $(COMPILED)/tests && cp -r tests $(COMPILED)/
-	cd $(COMPILED) && $(abspath $(BIN))/python -m pytest -c ../pyproject.toml --rootdir . tests/policies tests/gateway -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
+	$(BIN)/python deploy/compile.py --must $(COMPILED)
+	rm -rf $(COMPILED)/tests $(COMPILED)/deploy && cp -r tests deploy $(COMPILED)/
+	cd $(COMPILED) && FOREBAY_BUILT=compiled $(abspath $(BIN))/python -m pytest --rootdir . tests/policies tests/stories \
+	  tests/gateway -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
+
+wheel: $(VENV)/.test
+	$(BIN)/python deploy/compile.py --must $(COMPILED)
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist $(COMPILED)
 
 bench: $(VENV)/.demo
 	$(BIN)/python -m loadtests.bench $(BENCH_ARGS)

@@ -7,6 +7,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +38,41 @@ def test_the_words_that_orjson_writes_are_not_compiled() -> None:
     assert not compiled & {word.__module__ for word in (Alternative, Prediction, Shadowed, Objectives)}
 
 
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, SCRIPT, *arguments], env=env, capture_output=True, text=True)
+
+
 def test_without_a_compiler_it_is_plain_python_and_says_so(tmp_path: Path) -> None:
-    environment = {**os.environ, "CC": "no-such-compiler", "PYTHONPATH": str(tmp_path)}
-    made = subprocess.run([sys.executable, SCRIPT, tmp_path], env=environment, capture_output=True, text=True)
+    made = run(tmp_path, CC="no-such-compiler")
     assert (made.returncode, made.stderr) == (0, f"no C compiler: {tmp_path} holds plain Python\n")
     ask = [sys.executable, "-c", "import gateway.version as v; print(v.__file__, v.built())"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     told = subprocess.run(ask, env=environment, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert told.stdout == f"{tmp_path / 'gateway' / 'version.py'} plain Python\n"
+
+
+def test_what_must_be_compiled_and_is_not_fails(tmp_path: Path) -> None:
+    """In CI and for a wheel: falling back in silence would test and ship the plain core under the other's name."""
+    assert run("--must", tmp_path, CC="no-such-compiler").returncode == 1
+    told = run("--can", CC="no-such-compiler")
+    assert (told.returncode, told.stderr) == (1, "no C compiler\n")
+
+
+def test_what_it_makes_is_installed_by_pip_and_named_after_the_platform(tmp_path: Path) -> None:
+    """A wheel of extensions that called itself pure would be installed where they cannot be loaded."""
+    made, wheels = tmp_path / "made", tmp_path / "wheels"
+    run(made, CC="no-such-compiler")
+    ask = [sys.executable, "-c", f"import setuptools.build_meta as b; print(b.build_wheel({str(wheels)!r}))"]
+
+    def wheel() -> zipfile.ZipFile:
+        told = subprocess.run(ask, cwd=made, capture_output=True, text=True, check=True)
+        return zipfile.ZipFile(wheels / told.stdout.split()[-1])
+
+    with wheel() as plain:
+        assert str(plain.filename).endswith("-py3-none-any.whl")
+    library = f"policies/ledger{sysconfig.get_config_var('EXT_SUFFIX')}"
+    (made / library).write_bytes(b"stands for what was compiled")
+    with wheel() as native:
+        assert not str(native.filename).endswith("-any.whl")
+        assert {library, "policies/ledger.py", "gateway/dashboard.html"} <= set(native.namelist())

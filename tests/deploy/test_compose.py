@@ -110,7 +110,11 @@ def test_the_container_file_copies_what_is_there_and_runs_as_nobody() -> None:
         for path in source.split():
             assert (DEPLOY.parent / path).exists(), path
     assert text.count("\nFROM ") == 2  # what builds is not what runs
-    last = text[text.rindex("\nFROM ") :]
+    first, last = text[: text.rindex("\nFROM ")], text[text.rindex("\nFROM ") :]
+    assert "/tools/bin/python deploy/compile.py /built" in first
+    assert "gcc" in first
+    assert "gcc" not in last
+    assert "mypy" not in last
     assert "\nUSER 10001:10001\n" in last
     assert "pip install" not in last
     assert '\nENTRYPOINT ["/opt/forebay/bin/forebay"]\n' in last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 
 import pytest
@@ -22,3 +23,8 @@ def test_a_module_that_came_from_an_extension_is_compiled(
 ) -> None:
     monkeypatch.setattr(version, "find_spec", lambda name: ModuleSpec(name, None, origin=origin))
     assert version.built() == told
+
+
+def test_what_is_tested_is_what_was_meant_to_be() -> None:
+    """`make compiled` runs these tests against extensions; a path in the wrong order would test the sources again."""
+    assert version.built() == os.environ.get("FOREBAY_BUILT", "plain Python")

@@ -190,6 +190,7 @@ def test_an_error_event_before_any_content_becomes_a_true_status(tmp_path: Path)
         scripted_replica({CHAT: lambda body: free}) as second,
         gateway([first.url, second.url], tmp_path, policy="round_robin") as front,
     ):
+        wait_for(lambda: front.metric("forebay_replica_available") == 2, "both replicas are in")
         answers = [stream(front.url, chat(f"n {n}")) for n in range(4)]
         assert [a.text for a in answers] == ["yes"] * 4
         assert front.metric("forebay_ejections_total") == 0
