@@ -42,7 +42,7 @@ async def ask(g: Running, text: str = "where is the sea", key: str = "sk-big", *
 
 
 class Noted:
-    """A core that notes what is submitted. It stands before the core, whose methods nobody can replace when compiled."""
+    """Notes what is submitted to the core it stands before: methods of a compiled one cannot be replaced."""
 
     def __init__(self, balancer: Balancer) -> None:
         self._balancer = balancer
