@@ -77,11 +77,11 @@ class SizeFairness:
 
     def steer(self) -> None:
         """Called while there is a price: aim higher while the worst quartile is below the bound, lower above it."""
-        offered = sum(self.offered)
+        offered = sum(self.offered, 0.0)
         if self.bound == float("inf") or offered < 1.0:
             return
         worst = max([s / max(o, 1.0) for s, o in zip(self.shed, self.offered, strict=True)])
-        below = worst <= REACHED * self.bound * sum(self.shed) / offered
+        below = worst <= REACHED * self.bound * sum(self.shed, 0.0) / offered
         self.aim = min(1.0, max(LEAST_AIM, self.aim * (RAISE if below else LOWER)))
 
     def excess(self, quartile: int) -> float:
@@ -101,7 +101,7 @@ class SizeFairness:
         """The same of all four."""
         if self.bound == float("inf"):
             return [0.0] * 4
-        average += sum(self.unpriced) / max(sum(self.offered), 1.0)
+        average += sum(self.unpriced, 0.0) / max(sum(self.offered, 0.0), 1.0)
         rest = 1.0 - self.aim * self.bound * average
         least = [rest + u / max(o, 1.0) for u, o in zip(self.unpriced, self.offered, strict=True)]
         return [max(share, WORST_TO_BEST * best) for share in least] if average > HEAVY_SHED else least

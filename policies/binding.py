@@ -91,7 +91,7 @@ class LateBinding:
             if price.due(now):
                 told = self.told
                 capacity = self._capacity(pool, now) / (self.part if told.waiting_s else 1.0)
-                price.set(capacity, now, sum([r.parked_s for r in pool.open]) + sum(told.waiting_s.values()))
+                price.set(capacity, now, sum([r.parked_s for r in pool.open], 0.0) + sum(told.waiting_s.values(), 0.0))
             cost = tracked.service_s / (weight if weight > LEAST_WEIGHT else LEAST_WEIGHT)
             self.told.asked(now, cost, request.prompt_tokens, request.tenant)
             if price.too_dear(request.prompt_tokens, cost, request.tenant, now):

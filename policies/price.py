@@ -216,9 +216,9 @@ class Price:
     def _kept(self, costs: list[list[float]], owed: list[float], price: float) -> list[int]:
         """How many of each quartile are served at this price, fairness applied; owed: shares added to what is due."""
         kept = [bisect_right(q, price) for q in costs]
-        total = sum([len(q) for q in costs])
+        total = sum([len(q) for q in costs], 0)
         for _ in range(4):  # each round raises the shares below their bound; four quartiles settle in four
-            average, before = 1.0 - sum(kept) / total, kept.copy()
+            average, before = 1.0 - sum(kept, 0) / total, kept.copy()
             best = max([k / len(q) for q, k in zip(costs, kept, strict=True) if q])
             for i, share in enumerate(self.fairness.least_shares(average, best)):
                 count = len(costs[i])

@@ -184,7 +184,7 @@ class HeldQueue:
         held: dict[str, int] = {}
         for lane in self._lanes.values():
             name = lane.service_class.name
-            held[name] = held.get(name, 0) + sum(len(f.entries) for f in lane.flows.values())
+            held[name] = held.get(name, 0) + sum([len(f.entries) for f in lane.flows.values()], 0)
         return held
 
     def _active(self, model: str) -> list[Lane]:

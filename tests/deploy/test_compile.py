@@ -30,6 +30,14 @@ def test_what_is_compiled_exists_and_never_waits() -> None:
         assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, waits)], path
 
 
+def test_sums_in_what_is_compiled_say_where_they_start() -> None:
+    """mypyc takes a sum without a start for an int where it is none: "int object expected; got float" at run time."""
+    for path in hot():
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        sums = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "sum"]
+        assert [ast.unparse(call) for call in sums if len(call.args) < 2] == [], path
+
+
 def test_the_words_that_orjson_writes_are_not_compiled() -> None:
     from policies.model import Alternative, Prediction, Shadowed
     from policies.objectives import Objectives
