@@ -50,6 +50,10 @@ class Door:
         """For one body that did not come whole."""
         return Receipt(self)
 
+    def fits(self, more: int) -> bool:
+        """Whether so many bytes of a body may come."""
+        return self.receiving_bytes + more <= self._most_bytes
+
     def _grown(self, more: int) -> GatewayError | None:
         self.receiving_bytes += more
         if self.receiving_bytes <= self._most_bytes:

@@ -1,8 +1,8 @@
 """The head of a client's request, read once for all requests of its connection that begin alike.
 
 Clients reuse connections, and the heads they send on one differ in content-length only. After llhttp has accepted a
-head, the bytes before and after that number are the template for the next: a read that consists of the same bytes, a
-plain number and exactly so many bytes of body is the same request with another body, so nothing of it is parsed again
+head, the bytes before and after that number are the template for the next: what begins with the same bytes and a plain
+number, and has exactly so many bytes of body, is the same request with another body. So nothing of it is parsed again,
 and its forwarded form is ready. Whatever differs in one byte goes through the parser as ever.
 """
 
@@ -30,17 +30,18 @@ class RequestHead:
         self._before, self._after = before, after
         self._forwarded: dict[Pool, tuple[object, bytes, bytes]] = {}
 
-    def body_at(self, data: bytes) -> int:
-        """Where the body starts if `data` is exactly one request with this head; else 0."""
+    def begins(self, data: bytes) -> tuple[int, int] | None:
+        """Where the body starts if `data` begins with this head, and how many bytes of it are missing (below zero:
+        there are more than it has); else None."""
         if not data.startswith(self._before):
-            return 0
+            return None
         at = len(self._before)
         end = data.find(b"\r", at, at + 12)
         digits = data[at:end]
         if end < 0 or not digits.isdigit() or not data.startswith(self._after, end):
-            return 0
+            return None
         body = end + len(self._after)
-        return body if len(data) - body == int(digits) else 0
+        return body, int(digits) - len(data) + body
 
     def forwarded(self, pool: Pool, rules: object) -> tuple[bytes, bytes] | None:
         """What stands before the request id and between it and the length, as remembered under the same rules."""
@@ -66,7 +67,8 @@ def learn(data: bytes, scope: Any) -> RequestHead | None:
     while data[at] == 0x20:
         at += 1
     head = RequestHead({**scope, "extensions": {}}, data[:at], data[data.index(b"\r", at) : end])
-    return head if head.body_at(data) else None
+    found = head.begins(data)
+    return head if found is not None and found[1] >= 0 else None
 
 
 def _harmless(headers: Any) -> bool:

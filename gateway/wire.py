@@ -20,7 +20,9 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.client import Client
+from gateway.coming import MOST_BYTES, PATIENCE_S, Coming
 from gateway.cycle import SplicedCycle, refuse
+from gateway.door import Door
 from gateway.errors import Code, GatewayError
 from gateway.request_head import RequestHead, learn
 
@@ -33,6 +35,7 @@ class Proxied(Protocol):
     """Who serves requests without a task."""
 
     leaving: bool  # connections end with their next answer
+    door: Door
 
     def begin(self, scope: Any, client: Client, head: RequestHead | None) -> bool:
         """Takes a request whose body is there. False: it is not one for here."""
@@ -75,6 +78,7 @@ class WireProtocol(HttpToolsProtocol):
         self.proxied = proxied
         self._known: RequestHead | None = None  # what the requests of this connection begin with
         self._lessons = MOST_LESSONS if proxied is not None else 0
+        self._coming: Coming | None = None
         self._starting: SplicedCycle | None = None  # begun in the read that is being parsed
         self.max_header_bytes = max_header_bytes
         self.body_timeout_s = body_timeout_s
@@ -99,10 +103,45 @@ class WireProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        between = not self._in_message and (self.serving is None or self.serving.response_complete)
-        if between and self._known is not None and (at := self._known.body_at(data)):
-            self._again(self._known, data[at:])
+        if self._coming is not None:
+            self._more(self._coming, data)
             return
+        between = not self._in_message and (self.serving is None or self.serving.response_complete)
+        if between and self._known is not None and (found := self._known.begins(data)) is not None:
+            at, missing = found
+            if missing == 0:
+                self._again(self._known, data[at:])
+                return
+            if 0 < missing <= MOST_BYTES and self.proxied is not None and self.proxied.door.fits(len(data) - at):
+                self._in_message = True
+                self._coming = coming = Coming(self._known, self.proxied.door, data, at, missing)
+                coming.timer = self.loop.call_later(PATIENCE_S, self._parse_coming)
+                return
+        self._parse(data, between)
+
+    def _more(self, coming: Coming, data: bytes) -> None:
+        """The next read of a request whose head is known."""
+        if not coming.add(data):
+            self._parse_coming()
+        elif not coming.missing:
+            self._end_coming()
+            self._again(coming.known, b"".join(coming.parts))
+
+    def _end_coming(self) -> None:
+        if self._coming is not None:
+            self._coming.close()
+        self._coming = None
+        self._in_message = False
+
+    def _parse_coming(self) -> None:
+        """It takes the ordinary way."""
+        coming = self._coming
+        if coming is not None:
+            self._end_coming()
+            self._parse(b"".join([coming.head, *coming.parts]), True)
+
+    def _parse(self, data: bytes, between: bool) -> None:
+        """`between`: no request was in progress before these bytes."""
         self._read_bytes = len(data)
         self._head_bytes += self._read_bytes
         try:
@@ -120,14 +159,13 @@ class WireProtocol(HttpToolsProtocol):
         if starting is None:
             return
         self._starting = None
+        if self._lessons and between and starting is self.cycle:
+            self._lessons -= 1
+            self._known = learn(data, starting.scope)
         if starting.more_body:
             self._start_asgi_task(starting, self.app)
         else:
-            scope = starting.scope
-            if self._lessons and between and not self._in_message and starting is self.cycle:
-                self._lessons -= 1
-                self._known = learn(data, scope)
-            self._start(starting, self._known if self._known is not None and self._known.scope is scope else None)
+            self._start(starting, None)
 
     def _again(self, known: RequestHead, body: bytes) -> None:
         """One whole request with a head that is known."""
@@ -329,7 +367,12 @@ class WireProtocol(HttpToolsProtocol):
         if self.client_stall_s is not None and transport.get_write_buffer_size():
             self.loop.call_later(self.client_stall_s, transport.abort)
 
+    def shutdown(self) -> None:
+        self._parse_coming()  # else it would look idle
+        super().shutdown()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._parse_coming()  # what was lost is on record, as for every other request
         for timer in (self._slow, self._idle_timer):
             if timer is not None:
                 timer.cancel()
