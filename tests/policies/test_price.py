@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.admission import SizeFairness, StickyRefusals
-from policies.price import Price
+from policies.price import ALIKE, Price
 
 
 def offer(price: Price, seconds: float, per_s: float, capacity: float, seed: int = 1) -> list[tuple[int, float, bool]]:
@@ -192,7 +192,15 @@ def test_no_quartile_is_priced_out_beyond_the_bound(
         return
     rows = [(fairness.quartile(tokens), cost) for tokens, cost in arrivals]
     of = [sum(q == i for q, _ in rows) for i in range(4)]
-    out = [sum(q == i and cost > price.thresholds[i] for q, cost in rows) / max(of[i], 1) for i in range(4)]
+
+    def refused(quartile: int, cost: float) -> float:
+        """Which part of such requests: none well below the threshold, all well above it, a share of those about it."""
+        threshold = price.thresholds[quartile]
+        if cost * ALIKE <= threshold:
+            return 0.0
+        return 1.0 if cost > threshold * ALIKE else 1.0 - price._shares[quartile]
+
+    out = [sum(refused(i, cost) for q, cost in rows if q == i) / max(of[i], 1) for i in range(4)]
     average = sum(o * n for o, n in zip(out, of, strict=True)) / len(rows)
     best = max(1.0 - o for o, n in zip(out, of, strict=True) if n)
     for i in range(4):

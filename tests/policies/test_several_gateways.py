@@ -154,7 +154,7 @@ def test_service_elsewhere_counts_between_the_classes() -> None:
 def test_a_gateway_counts_on_its_part_of_the_fleet() -> None:
     made = core()
     for i in range(10):
-        made.submit(request(f"q{i}", 8000), float(i))
+        made.submit(request(f"q{i}", 8000, ttft_deadline=i + 10.0), float(i))  # without, it asks for nothing in time
     own = made.demand(10.0)
     assert own > 0.0
     made.shared_with(3.0 * own, 10.0)
