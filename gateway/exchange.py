@@ -54,7 +54,7 @@ class Exchange(Course):
         admission, decision = self.admission, self.decision
         if admission is None or not isinstance(decision, Dispatch):
             return None
-        self.decision = None
+        self.take_decision()
         return self.begun(admission, decision)
 
     def _send(self, attempt: Attempt) -> bool:

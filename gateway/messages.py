@@ -161,7 +161,7 @@ def record(values: Sequence[Any], known: Request | None, last: Dispatch | None) 
     ]
     if sample is not None:
         made.sample = sample.encode("latin-1")
-    for name, value in zip(_OF_REQUEST, values[3] if known is None else _shared(known), strict=False):
+    for name, value in zip(_OF_REQUEST, values[3] if known is None else _shared(known), strict=known is not None):
         setattr(made, name, value)
     if known is None:
         made.chain = tuple(made.chain)

@@ -8,7 +8,8 @@ leaves stops the attempt in the callback itself. `run` is all of it; `resume` go
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from gateway import retry
 from gateway.client import ClientGoneError
@@ -29,21 +30,7 @@ if TYPE_CHECKING:
 async def run(exchange: Exchange) -> None:
     """A request from its receipt on."""
     exchange.enter()
-    try:
-        tenant = exchange.tenant()
-        limits, client = exchange.proxy.config.limits, exchange.client
-        body = client.take_body(limits.max_body_bytes)
-        if body is None:
-            body = await client.read_body(limits.max_body_bytes, limits.body_timeout_s, exchange.proxy.door)
-        exchange.receive(tenant, body)
-        del body  # a long stream need not hold it
-        await _serve(exchange)
-    except ClientGoneError:
-        _left(exchange)
-    except Exception as error:
-        exchange.fail(error)
-    finally:
-        exchange.close()
+    await _to_the_end(exchange, _receive(exchange))
 
 
 async def resume(
@@ -54,18 +41,30 @@ async def resume(
     judged: tuple[Result, Failure] | None = None,
 ) -> None:
     """An admitted request: from its next decision on or, where there is an `attempt`, from where that stands."""
+    await _to_the_end(exchange, _serve(exchange, attempt, sent, judged))
+
+
+async def _to_the_end(exchange: Exchange, steps: Coroutine[Any, Any, None]) -> None:
+    """Whatever comes of these, the request is answered as far as it can be, and closed."""
     try:
-        await _serve(exchange, attempt, sent, judged)
+        await steps
     except ClientGoneError:
-        _left(exchange)
+        exchange.record.reason = exchange.record.reason or "client_left"
     except Exception as error:
         exchange.fail(error)
     finally:
         exchange.close()
 
 
-def _left(exchange: Exchange) -> None:
-    exchange.record.reason = exchange.record.reason or "client_left"
+async def _receive(exchange: Exchange) -> None:
+    tenant = exchange.tenant()
+    limits, client = exchange.proxy.config.limits, exchange.client
+    body = client.take_body(limits.max_body_bytes)
+    if body is None:
+        body = await client.read_body(limits.max_body_bytes, limits.body_timeout_s, exchange.proxy.door)
+    exchange.receive(tenant, body)
+    del body  # a long stream need not hold it
+    await _serve(exchange)
 
 
 async def _serve(

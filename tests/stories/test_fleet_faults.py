@@ -12,7 +12,20 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import CHAT, PLAIN, Gateway, Stream, chat, gateway, post, samples, stream, streaming, wait_for
+from tests.serving import (
+    CHAT,
+    COUNTERS,
+    PLAIN,
+    Gateway,
+    Stream,
+    chat,
+    gateway,
+    post,
+    samples,
+    stream,
+    streaming,
+    wait_for,
+)
 from tests.simulated import Simulated, simulated
 
 # Quick to see what is wrong, patient with a machine that is merely busy: a hung engine is told by its heartbeat.
@@ -31,13 +44,6 @@ slow_start_s = 0.0
 [retry]
 budget_per_s = 100.0
 """
-COUNTERS = (
-    "forebay_replica_in_flight",
-    "forebay_replica_prefill_backlog_tokens",
-    "forebay_open_requests",
-    "forebay_held_requests",
-    "forebay_held_bytes",
-)
 
 
 @pytest.fixture
