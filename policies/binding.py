@@ -91,10 +91,13 @@ class LateBinding:
             if price.due(now):
                 told = self.told
                 capacity = self._capacity(pool, now) / (self.part if told.waiting_s else 1.0)
-                price.set(capacity, now, sum([r.parked_s for r in pool.open], 0.0) + sum(told.waiting_s.values(), 0.0))
-            cost = tracked.service_s / (weight if weight > LEAST_WEIGHT else LEAST_WEIGHT)
-            self.told.asked(now, cost, request.prompt_tokens, request.tenant)
-            if price.too_dear(request.prompt_tokens, cost, request.tenant, now):
+                waiting_s = sum([r.parked_s for r in pool.open], 0.0) + sum(told.waiting_s.values(), 0.0)
+                price.set(capacity, now, waiting_s, pool.tariff())
+            uncached = self.sight.best_uncached
+            tokens = uncached / (weight if weight > LEAST_WEIGHT else LEAST_WEIGHT)
+            context = tokens * (request.prompt_tokens - 0.5 * uncached)  # u (h + u/2), h + u being all of it
+            self.told.asked(now, request.prompt_tokens, tokens, request.tenant, context)
+            if price.too_dear(request.prompt_tokens, tokens, request.tenant, now, context):
                 return [*before, self.refuse(tracked, "infeasible", now, Why.PRICED)]
         if first and settings.working_set and not self.working_set.alive(request):
             tracked.newcomer = request.prompt_tokens > self._newcomers_room(pool, now)

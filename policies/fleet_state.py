@@ -188,6 +188,11 @@ class Pool:
         self.open: list[Replica] = []  # may be dispatched to
         self.beside: list[tuple[Replica, bool]] = []  # each of `replicas`, and whether it is open
 
+    def tariff(self) -> tuple[float, float]:
+        """Seconds that prefill takes here per token and per token times context, on average."""
+        fits, count = [r.prefill for r in self.open], max(1, len(self.open))
+        return sum([f.per_token_s for f in fits], 0.0) / count, sum([f.per_context_s for f in fits], 0.0) / count
+
     def refresh(self, panic_share: float) -> None:
         up = [r for r in self.replicas if not r.down and not r.ejected]
         if len(up) < panic_share * len(self.replicas):

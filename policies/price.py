@@ -32,7 +32,9 @@ HIGHEST: Final = 1.1
 FREE: Final = float("inf")
 ALIKE: Final = 1.05  # times as dear: no reason to serve the one and refuse the other
 MOST_SORTED: Final = 1_000  # arrivals
-Arrival: TypeAlias = tuple[float, float, int, str | None, bool]  # at, cost, prompt tokens, tenant, whether here
+Tariff: TypeAlias = tuple[float, float]  # seconds per token and per token times context: b and c of `predictor.py`
+Arrival: TypeAlias = tuple[float, float, float, int, str | None, bool]
+# at, uncached tokens and their context / weight, prompt tokens, tenant, whether here
 
 
 class Price:
@@ -46,10 +48,11 @@ class Price:
         self._owed = [0.0] * 4  # how much of one of these is
         self.exempt: frozenset[str | None] = frozenset()  # tenants within their fair share
         self.excess_s = 0.0  # that the fleet would need for what was too much in the window
+        self.tariff: Tariff = (1.0, 0.0)
         self._arrivals: list[Arrival] = []
         self._first = 0  # of the window; those before it are dropped now and then
-        self._asked_s = 0.0  # sum of their costs
-        self._here_s = 0.0  # of those that did not come to another gateway
+        self._asked = [0.0, 0.0]  # tokens and context of all of them
+        self._here = [0.0, 0.0]  # of those that did not come to another gateway
         self._set_at = float("-inf")
 
     @property
@@ -60,11 +63,16 @@ class Price:
         """Whether the thresholds should be set again before the next question."""
         return now - self._set_at >= EVERY_S
 
-    def too_dear(self, prompt_tokens: int, cost: float, tenant: str | None, now: float) -> bool:
-        """At arrival. cost: prefill seconds / weight."""
-        self._arrivals.append((now, cost, prompt_tokens, tenant, True))
-        self._asked_s += cost
-        self._here_s += cost
+    def too_dear(
+        self, prompt_tokens: int, tokens: float, tenant: str | None, now: float, context: float = 0.0
+    ) -> bool:
+        """At arrival. tokens, context: u and u (h + u/2) of its prefill, both / weight."""
+        self._arrivals.append((now, tokens, context, prompt_tokens, tenant, True))
+        self._here[0] += tokens
+        self._here[1] += context
+        self._asked[0] += tokens
+        self._asked[1] += context
+        cost = self._cost(tokens, context)
         quartile = self.fairness.quartile(prompt_tokens)
         threshold = self.thresholds[quartile]
         if cost * ALIKE <= threshold or tenant in self.exempt:
@@ -77,10 +85,13 @@ class Price:
         self._owed[quartile] -= 1.0
         return False
 
-    def asked_elsewhere(self, prompt_tokens: int, cost: float, tenant: str | None, now: float) -> None:
+    def asked_elsewhere(
+        self, prompt_tokens: int, tokens: float, tenant: str | None, now: float, context: float = 0.0
+    ) -> None:
         """It came to another gateway of the fleet."""
-        self._arrivals.append((now, cost, prompt_tokens, tenant, False))
-        self._asked_s += cost
+        self._arrivals.append((now, tokens, context, prompt_tokens, tenant, False))
+        self._asked[0] += tokens
+        self._asked[1] += context
 
     def turned_elsewhere(self, late: int, dispatched: int) -> None:
         """So many other gateways refused late and dispatched: one capacity is learnt by all."""
@@ -94,7 +105,7 @@ class Price:
     def demand(self, now: float) -> float:
         """Seconds per second that arrivals here asked for in the window."""
         self._pass_to(now)
-        return self._here_s / self._span_s(now)
+        return self._cost(*self._here) / self._span_s(now)
 
     def refused_late(self) -> None:
         self.factor = max(LOWEST, self.factor * (1.0 - STEP))
@@ -102,30 +113,39 @@ class Price:
     def dispatched(self) -> None:
         self.factor = min(HIGHEST, self.factor * (1.0 + STEP * TARGET_LATE))
 
-    def set(self, capacity: float, now: float, waiting_s: float = float("inf")) -> None:
+    def set(
+        self, capacity: float, now: float, waiting_s: float = float("inf"), tariff: Tariff | None = None
+    ) -> None:
         """New thresholds from the arrivals of the window. capacity: prefill seconds per second of the fleet;
-        waiting_s: prefill seconds of what is held, where that is known."""
+        waiting_s: prefill seconds of what is held, where that is known; tariff: if it is another by now."""
         self._set_at = now
         self._pass_to(now)
+        if tariff is not None:
+            self.tariff = tariff
+        asked_s = self._cost(*self._asked)
         count, span = len(self._arrivals) - self._first, self._span_s(now)
         budget = self.factor * capacity * span
-        self.excess_s = max(0.0, self._asked_s - budget) / max(self.factor * capacity, 1e-3)
+        self.excess_s = max(0.0, asked_s - budget) / max(self.factor * capacity, 1e-3)
         if (
             count < LEAST_ARRIVALS
-            or self._asked_s <= budget
+            or asked_s <= budget
             or not self._recent_exceed(self.factor * capacity * RECENT_S - waiting_s, now)
         ):
             self.thresholds, self.exempt, self.excess_s = [FREE] * 4, frozenset(), 0.0
             return
         self.fairness.steer()
         every = 1 + count // MOST_SORTED  # of thousands of arrivals a part says the same, and sorting all takes 20 ms
-        arrivals = self._arrivals[self._first :: every]
+        per_token, per_context = self.tariff
+        arrivals = [
+            (per_token * tokens + per_context * context, prompt_tokens, tenant)
+            for _, tokens, context, prompt_tokens, tenant, _ in self._arrivals[self._first :: every]
+        ]
         budget /= every
         excused = self._excuse(arrivals, capacity * span / every)
         if self.exempt:
             budget = max(0.1 * budget, HEADROOM * budget - excused)
         costs: list[list[float]] = [[], [], [], []]
-        for _, cost, prompt_tokens, tenant, _ in arrivals:
+        for cost, prompt_tokens, tenant in arrivals:
             if tenant not in self.exempt:
                 costs[self.fairness.quartile(prompt_tokens)].append(cost)
         if not any(costs):  # every tenant asks for its share or less: nobody is to be charged
@@ -165,14 +185,20 @@ class Price:
         """Seconds that the cheapest of each quartile ask for."""
         return sum([sums[k] for sums, k in zip(up_to, kept, strict=True)], 0.0)
 
+    def _cost(self, tokens: float, context: float) -> float:
+        """Seconds."""
+        return self.tariff[0] * tokens + self.tariff[1] * context
+
     def _pass_to(self, now: float) -> None:
         """Forgets what is older than the window."""
         arrivals, first = self._arrivals, self._first
         while first < len(arrivals) and arrivals[first][0] < now - WINDOW_S:
-            _, cost, _, _, here = arrivals[first]
-            self._asked_s -= cost
+            _, tokens, context, _, _, here = arrivals[first]
+            self._asked[0] -= tokens
+            self._asked[1] -= context
             if here:
-                self._here_s -= cost
+                self._here[0] -= tokens
+                self._here[1] -= context
             first += 1
         if 2 * first > len(arrivals):
             del arrivals[:first]
@@ -187,21 +213,21 @@ class Price:
         """Whether the arrivals of the last few seconds ask for more than this within as much time: one prompt fills one
         replica, so one of half a minute is no overload while the others idle."""
         asked = 0.0
-        for at, cost, _, _, _ in islice(reversed(self._arrivals), len(self._arrivals) - self._first):
+        for at, tokens, context, _, _, _ in islice(reversed(self._arrivals), len(self._arrivals) - self._first):
             if at < now - RECENT_S:
                 break
-            asked += min(cost, RECENT_S)
+            asked += min(self._cost(tokens, context), RECENT_S)
             if asked > most_s:
                 return True
         return asked > most_s
 
-    def _excuse(self, arrivals: Sequence[Arrival], budget: float) -> float:
+    def _excuse(self, arrivals: Sequence[tuple[float, int, str | None]], budget: float) -> float:
         """Tenants that ask for about an equal share or less are exempt; answers the seconds they ask for."""
-        if len({arrival[3] for arrival in arrivals}) < 2:
+        if len({arrival[2] for arrival in arrivals}) < 2:
             self.exempt = frozenset()
             return 0.0
         demand: dict[str | None, float] = {}
-        for _, cost, _, tenant, _ in arrivals:
+        for cost, _, tenant in arrivals:
             demand[tenant] = demand.get(tenant, 0.0) + cost
         modest, excused, left = set(), 0.0, len(demand)
         for tenant in sorted(demand, key=lambda t: demand[t]):

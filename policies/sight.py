@@ -25,6 +25,7 @@ class Sight:
         self._rank_last = self._rank
         # over the open replicas, for the request looked at last:
         self.best_service_s = self.best_start_s = 0.0  # its least prefill, without and with overhead
+        self.best_uncached = 0.0  # tokens of that
         self.worst_ttft_s = 0.0  # its longest wait for a first token, without what is parked
 
     def look(self, pool: Pool, tracked: Tracked, now: float) -> None:
@@ -37,6 +38,7 @@ class Sight:
         pool.view.rank_by(self._rank_last)
         known, holds = look.cached_tokens, self.holds
         best_service = best_start = NEVER
+        best_uncached = 0.0
         worst = 0.0
         for replica, up in pool.beside:
             view, ledger, fit = replica.view, replica.ledger, replica.prefill
@@ -65,7 +67,7 @@ class Sight:
                 replica.ttft_s = ttft
                 if up:
                     if service < best_service:
-                        best_service = service
+                        best_service, best_uncached = service, uncached
                     if start < best_start:
                         best_start = start
                     if ttft > worst:
@@ -85,8 +87,9 @@ class Sight:
         self.worst_ttft_s = worst
         if pool.open:
             self.best_service_s, self.best_start_s = best_service, best_start
+            self.best_uncached = best_uncached
         else:
-            self.best_service_s = self.best_start_s = 0.0
+            self.best_service_s = self.best_start_s = self.best_uncached = 0.0
 
     def show(self, pool: Pool, tracked: Tracked) -> None:
         """Marks who may take the request: the open replicas it has not been tried on."""

@@ -20,7 +20,7 @@ from policies.price import Price
 
 TOLD_S: Final = 1.0
 MOST: Final = 64  # rows of a kind
-Row = tuple[float, int, Any, Any, Any]  # at, its number, and what there is to say
+Row = tuple[Any, ...]  # at, its number, and what there is to say
 
 
 class Told:
@@ -35,16 +35,17 @@ class Told:
         self._numbers = [0, 0, 0, 0]  # arrivals, refusals, late ones, dispatches since the start
         self._heard: dict[str, list[int]] = {}  # the same of each other gateway, up to where it was heard
 
-    def asked(self, now: float, cost: float, prompt_tokens: int, tenant: str | None) -> None:
+    def asked(self, now: float, prompt_tokens: int, tokens: float, tenant: str | None, context: float = 0.0) -> None:
+        """As the price is asked."""
         if self.shares:
             self._numbers[0] += 1
-            self._note(self._asked, (now, self._numbers[0], round(cost, 5), prompt_tokens, tenant))
+            self._note(self._asked, (now, self._numbers[0], prompt_tokens, round(tokens, 2), tenant, round(context)))
 
     def refused(self, now: float, prompt_tokens: int, priced: bool, late: bool) -> None:
         if self.shares:
             self._numbers[1] += 1
             self._numbers[2] += late
-            self._note(self._refused, (now, self._numbers[1], prompt_tokens, priced, None))
+            self._note(self._refused, (now, self._numbers[1], prompt_tokens, priced))
 
     def dispatched(self) -> None:
         self._numbers[3] += 1
@@ -67,12 +68,12 @@ class Told:
             last = numbers
         self._heard[gateway], self.waiting_s[gateway] = numbers, said["waiting"]
         every, rows = said["asked"]
-        for number, cost, prompt_tokens, tenant in rows:
+        for number, prompt_tokens, tokens, tenant, context in rows:
             for _ in range(every if number > last[0] else 0):
                 self._fairness.arrived(prompt_tokens)
-                self._price.asked_elsewhere(prompt_tokens, cost, tenant, now)
+                self._price.asked_elsewhere(prompt_tokens, tokens, tenant, now, context)
         every, rows = said["refused"]
-        for number, prompt_tokens, priced, _ in rows:
+        for number, prompt_tokens, priced in rows:
             for _ in range(every if number > last[1] else 0):
                 self._fairness.refused(prompt_tokens, priced=priced)
         self._price.turned_elsewhere(numbers[2] - last[2], numbers[3] - last[3])

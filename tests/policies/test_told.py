@@ -19,7 +19,7 @@ class Gateway:
 
     def arrives(self, now: float, cost: float, tenant: str | None = None) -> None:
         self.fairness.arrived(1000)
-        self.told.asked(now, cost, 1000, tenant)
+        self.told.asked(now, 1000, cost, tenant)
         self.price.too_dear(1000, cost, tenant, now)
 
     def hears(self, other: Gateway, now: float) -> None:
@@ -89,7 +89,7 @@ def test_of_a_thousand_arrivals_a_second_a_part_is_told_and_all_are_counted() ->
             assert len(b.told.said(0.0)["asked"][1]) <= 64
             a.hears(b, n / 1000)
     a.price.set(1e9, 1.0)
-    assert a.price._asked_s == pytest.approx(10.0, rel=0.1)
+    assert a.price._asked[0] == pytest.approx(10.0, rel=0.1)
 
 
 def test_who_starts_anew_is_heard_anew_and_who_is_gone_is_forgotten() -> None:
