@@ -4,9 +4,11 @@ When more prefill seconds are offered than the fleet can serve, the count of goo
 are served and the rest are refused at arrival (the fractional knapsack; Moore-Hodgson for a stream). Twice a second
 the arrivals of the last half minute are sorted by cost (prefill seconds / weight) and a threshold is found per
 prompt-length quartile: one common price, raised where `SizeFairness` asks for more of a quartile, so that within it the
-cheapest are taken. The capacity is learnt: it starts from the paces, falls when feasible requests had to be refused
-late, rises when there was room. Tenants within their fair share of it pay no price (max-min). Trade-off: a burst
-shorter than the window is left to the queue; without overload there is no price and nothing is refused.
+cheapest are taken. Arrivals are kept in tokens and all priced with the present fit, or prompts all alike would look
+dearer than those of the window whenever a fit moves, and all be refused; where they really got dearer (a lost cache),
+of the last seconds' arrivals the share that capacity admits is served whatever it costs. The capacity is learnt: it
+starts from the paces, falls when feasible requests had to be refused late, rises when there was room. Tenants within
+their fair share pay no price (max-min). Trade-off: a burst shorter than the window is left to the queue.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ LOWEST: Final = 0.4  # factor on the capacity the paces give
 HIGHEST: Final = 1.1
 FREE: Final = float("inf")
 ALIKE: Final = 1.05  # times as dear: no reason to serve the one and refuse the other
+SPARE: Final = 4.0  # requests: so many served beyond the least share are set against it, no more
 MOST_SORTED: Final = 1_000  # arrivals
 Tariff: TypeAlias = tuple[float, float]  # seconds per token and per token times context: b and c of `predictor.py`
+# at, uncached tokens / weight, their context / weight, prompt tokens, tenant, whether here
 Arrival: TypeAlias = tuple[float, float, float, int, str | None, bool]
-# at, uncached tokens and their context / weight, prompt tokens, tenant, whether here
 
 
 class Price:
@@ -46,12 +49,14 @@ class Price:
         self.thresholds = [FREE] * 4
         self._shares = [1.0] * 4  # of the arrivals that cost about the threshold, to be served
         self._owed = [0.0] * 4  # how much of one of these is
+        self._least = 0.0  # share of those who pay that capacity has room for, whatever they cost
+        self._behind = 0.0  # how many of them less than that were served
         self.exempt: frozenset[str | None] = frozenset()  # tenants within their fair share
         self.excess_s = 0.0  # that the fleet would need for what was too much in the window
         self.tariff: Tariff = (1.0, 0.0)
         self._arrivals: list[Arrival] = []
         self._first = 0  # of the window; those before it are dropped now and then
-        self._asked = [0.0, 0.0]  # tokens and context of all of them
+        self._asked = [0.0, 0.0]  # tokens and context of all of them, summed
         self._here = [0.0, 0.0]  # of those that did not come to another gateway
         self._set_at = float("-inf")
 
@@ -63,9 +68,7 @@ class Price:
         """Whether the thresholds should be set again before the next question."""
         return now - self._set_at >= EVERY_S
 
-    def too_dear(
-        self, prompt_tokens: int, tokens: float, tenant: str | None, now: float, context: float = 0.0
-    ) -> bool:
+    def too_dear(self, prompt_tokens: int, tokens: float, tenant: str | None, now: float, context: float = 0.0) -> bool:
         """At arrival. tokens, context: u and u (h + u/2) of its prefill, both / weight."""
         self._arrivals.append((now, tokens, context, prompt_tokens, tenant, True))
         self._here[0] += tokens
@@ -75,14 +78,19 @@ class Price:
         cost = self._cost(tokens, context)
         quartile = self.fairness.quartile(prompt_tokens)
         threshold = self.thresholds[quartile]
-        if cost * ALIKE <= threshold or tenant in self.exempt:
+        if tenant in self.exempt:
             return False
-        if cost > threshold * ALIKE:
+        self._behind += self._least
+        if cost <= threshold * ALIKE and cost * ALIKE > threshold:
+            self._owed[quartile] += self._shares[quartile]
+            served = self._owed[quartile] >= 1.0
+            if served:
+                self._owed[quartile] -= 1.0
+        else:
+            served = cost <= threshold
+        if not served and self._behind < 1.0:
             return True
-        self._owed[quartile] += self._shares[quartile]
-        if self._owed[quartile] < 1.0:
-            return True
-        self._owed[quartile] -= 1.0
+        self._behind = max(-SPARE, self._behind - 1.0)
         return False
 
     def asked_elsewhere(
@@ -113,9 +121,7 @@ class Price:
     def dispatched(self) -> None:
         self.factor = min(HIGHEST, self.factor * (1.0 + STEP * TARGET_LATE))
 
-    def set(
-        self, capacity: float, now: float, waiting_s: float = float("inf"), tariff: Tariff | None = None
-    ) -> None:
+    def set(self, capacity: float, now: float, waiting_s: float = float("inf"), tariff: Tariff | None = None) -> None:
         """New thresholds from the arrivals of the window. capacity: prefill seconds per second of the fleet;
         waiting_s: prefill seconds of what is held, where that is known; tariff: if it is another by now."""
         self._set_at = now
@@ -132,25 +138,32 @@ class Price:
             or not self._recent_exceed(self.factor * capacity * RECENT_S - waiting_s, now)
         ):
             self.thresholds, self.exempt, self.excess_s = [FREE] * 4, frozenset(), 0.0
+            self._least = 0.0
             return
         self.fairness.steer()
         every = 1 + count // MOST_SORTED  # of thousands of arrivals a part says the same, and sorting all takes 20 ms
         per_token, per_context = self.tariff
         arrivals = [
-            (per_token * tokens + per_context * context, prompt_tokens, tenant)
-            for _, tokens, context, prompt_tokens, tenant, _ in self._arrivals[self._first :: every]
+            (at, per_token * tokens + per_context * context, prompt_tokens, tenant)
+            for at, tokens, context, prompt_tokens, tenant, _ in self._arrivals[self._first :: every]
         ]
         budget /= every
         excused = self._excuse(arrivals, capacity * span / every)
         if self.exempt:
             budget = max(0.1 * budget, HEADROOM * budget - excused)
         costs: list[list[float]] = [[], [], [], []]
-        for cost, prompt_tokens, tenant in arrivals:
+        recent_s = 0.0
+        for at, cost, prompt_tokens, tenant in arrivals:
             if tenant not in self.exempt:
                 costs[self.fairness.quartile(prompt_tokens)].append(cost)
+                if at >= now - RECENT_S:
+                    recent_s += cost
         if not any(costs):  # every tenant asks for its share or less: nobody is to be charged
-            self.thresholds = [FREE] * 4
+            self.thresholds, self._least = [FREE] * 4, 0.0
             return
+        held_s = waiting_s / every if waiting_s < FREE else 0.0
+        room_s = budget * min(1.0, RECENT_S / span) - held_s
+        self._least = min(1.0, max(0.0, room_s) / recent_s) if recent_s > 0.0 else 1.0
         for quartile in costs:
             quartile.sort()
         up_to = [list(accumulate(q, initial=0.0)) for q in costs]  # cost of the k cheapest
@@ -221,13 +234,13 @@ class Price:
                 return True
         return asked > most_s
 
-    def _excuse(self, arrivals: Sequence[tuple[float, int, str | None]], budget: float) -> float:
+    def _excuse(self, arrivals: Sequence[tuple[float, float, int, str | None]], budget: float) -> float:
         """Tenants that ask for about an equal share or less are exempt; answers the seconds they ask for."""
-        if len({arrival[2] for arrival in arrivals}) < 2:
+        if len({arrival[3] for arrival in arrivals}) < 2:
             self.exempt = frozenset()
             return 0.0
         demand: dict[str | None, float] = {}
-        for cost, _, tenant in arrivals:
+        for _, cost, _, tenant in arrivals:
             demand[tenant] = demand.get(tenant, 0.0) + cost
         modest, excused, left = set(), 0.0, len(demand)
         for tenant in sorted(demand, key=lambda t: demand[t]):
