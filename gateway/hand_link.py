@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.link import Link
-from gateway.messages import of_decision
+from gateway.messages import of_decision, titled
 from gateway.prefixes import Looked
-from gateway.record import RequestRecord, Tokens
+from gateway.record import RequestRecord
 from gateway.tenants import Lease
 from policies.designs import Assignment
 from policies.families import Arrival
@@ -44,6 +44,7 @@ class Remote:
     hand: HandLink
     id: str
     request: Request
+    title: Sequence[Any]  # what the client calls it, and what it asked for
     lease: Lease | None = None
     last: Dispatch | None = None
     held: bool = False
@@ -55,11 +56,8 @@ class Remote:
 
     @property
     def record(self) -> RequestRecord:
-        """What is known of it, for the list of held requests."""
-        request = self.request
-        made = RequestRecord(self.id, request.received_at, model=request.model, tenant=request.tenant)
-        made.service_class, made.prompt = request.service_class, Tokens(request.prompt_tokens)
-        return made
+        """What is known of it: for the list of held requests, and for the journal when its hand is gone."""
+        return titled(self.title, self.request)
 
     def on_decision(self, decision: Decision) -> None:
         if isinstance(decision, Dispatch):

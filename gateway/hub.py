@@ -223,9 +223,9 @@ class Hub(Proxy):
         return request(f"{hand.number}.{id}", values)
 
     def _submit(self, hand: HandLink, message: Message) -> None:
-        _, id, values = message
+        _, id, values, title = message
         made = self._named(hand, id, values)
-        remote = hand.open[id] = Remote(hand, id, made)
+        remote = hand.open[id] = Remote(hand, id, made, title)
         if made.tenant is not None and not self.scheduler.charges:
             tenant = self.tenants.by_name.get(made.tenant)
             try:
@@ -337,9 +337,9 @@ class Hub(Proxy):
                 other.link.tell(message)
 
     def _adopt(self, hand: HandLink, message: Message) -> None:
-        _, id, values, replica_id, since, started = message
+        _, id, values, title, replica_id, since, started = message
         made = self._named(hand, id, values)
-        remote = hand.open[id] = Remote(hand, id, made)
+        remote = hand.open[id] = Remote(hand, id, made, title)
         if made.tenant is not None and (tenant := self.tenants.by_name.get(made.tenant)) is not None:
             remote.lease = tenant.resume(made.prompt_tokens + (made.max_tokens or 0))
         self._take(remote, replica_id, since, started)

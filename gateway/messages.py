@@ -23,7 +23,7 @@ class To(IntEnum):
 
     # a hand tells the core
     HELLO = 0  # slot, pid, configuration number, its document, view of the fleet, what the core before had learnt
-    SUBMIT = 1  # id, request
+    SUBMIT = 1  # id, request, title
     FIRST = 2  # id
     FAILED = 3  # id, outcome
     COMPLETE = 4  # id, outcome, usage, replica, what the hand saw or None
@@ -33,7 +33,7 @@ class To(IntEnum):
     ASK = 8  # number, scope, body: a request for the control plane
     STATE = 9  # a mapping, once a second
     MADE = 10  # response id, replica (both ways)
-    ADOPT = 11  # id, request, replica, dispatched at, started
+    ADOPT = 11  # id, request, title, replica, dispatched at, started
     KEEP = 12  # id, replica: it began to answer before the order to take it back came
     BODY = 13  # id, api, body of a prompt that the core asked to look into
     # the core tells a hand
@@ -66,7 +66,9 @@ _SEEN = (
 _OF_REQUEST = (
     "received_at", "model", "adapter", "tenant", "session", "service_class", "arm", "streams", "prompt_bytes", "chain",
 )  # fmt: skip
+_TITLE = ("request_id", "received_unix", "endpoint", "kind")  # what it is called where the core writes of it
 _of_request = attrgetter(*_REQUEST)
+title = attrgetter(*_TITLE)  # of a record
 _seen = attrgetter(*_SEEN)
 _shared = attrgetter(*_OF_REQUEST)
 
@@ -86,6 +88,16 @@ def request(id: str, values: Sequence[Any], text: str | None = None) -> Request:
     made.chain = tuple(chain)
     if text is not None:
         made.text = lambda: text
+    return made
+
+
+def titled(values: Sequence[Any], request: Request) -> RequestRecord:
+    """The beginnings of a record: what the core knows of a request that a hand has."""
+    made = RequestRecord(values[0], request.received_at)
+    made.received_unix, made.endpoint, made.kind = values[1:]
+    for name, value in zip(_OF_REQUEST, _shared(request), strict=True):
+        setattr(made, name, value)
+    made.prompt = Tokens(request.prompt_tokens)
     return made
 
 

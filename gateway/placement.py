@@ -11,7 +11,10 @@ from policies.model import Decision, Outcome, Request, Usage
 
 
 class Owner(Protocol):
-    """Who waits for the decisions about one request."""
+    """Who waits for the decisions about one request. Its record says what the client calls it."""
+
+    @property
+    def record(self) -> RequestRecord: ...
 
     def on_decision(self, decision: Decision) -> None: ...
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gateway.distribution import Distribution
 from gateway.fallback import Fallback
 from gateway.link import Link
-from gateway.messages import To, decision, of_record, of_request, of_usage
+from gateway.messages import To, decision, of_record, of_request, of_usage, title
 from gateway.mirror import Mirror
 from gateway.placement import Owner
 from gateway.pulses import Meter
@@ -89,10 +89,10 @@ class RemoteScheduler:
         self.fleet.alone = False
         for id, entry in self._open.items():
             if entry.replica_id is None:
-                self._ask(id, entry, [To.SUBMIT, id, of_request(entry.request)])
+                self._ask(id, entry, [To.SUBMIT, id, of_request(entry.request), title(entry.owner.record)])
             else:
                 where = [entry.replica_id, entry.dispatched_at, entry.started]
-                link.tell([To.ADOPT, id, of_request(entry.request), *where])
+                link.tell([To.ADOPT, id, of_request(entry.request), title(entry.owner.record), *where])
                 entry.known = True
         for message in self._kept:
             link.tell(message)
@@ -126,7 +126,7 @@ class RemoteScheduler:
         if self._link is None:
             self._decide(entry)
         else:
-            self._ask(request.id, entry, [To.SUBMIT, request.id, of_request(request)])
+            self._ask(request.id, entry, [To.SUBMIT, request.id, of_request(request), title(owner.record)])
 
     def first_token(self, request_id: str, replica_id: str) -> None:
         entry = self._open.get(request_id)

@@ -17,9 +17,10 @@ from tests.serving import PLAIN
 
 @dataclass
 class Simulated:
-    """Three simulated replicas in one process; `order` breaks one of them."""
+    """Simulated replicas in the one process `pid`; `order` breaks one of them."""
 
     urls: list[str]
+    pid: int
 
     def order(self, i: int, kind: str, **values: float) -> None:
         # ordered through the last one, which no test switches off: a replica that refuses connects takes no orders
@@ -40,6 +41,6 @@ def simulated(folder: Path, count: int = 3, *flags: str) -> Iterator[Simulated]:
     try:
         for url in urls:
             server.wait_ready(f"{url}/health")
-        yield Simulated(urls)
+        yield Simulated(urls, server.process.pid)
     finally:
         server.stop()

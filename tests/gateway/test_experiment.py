@@ -21,6 +21,7 @@ from policies.designs import Assignment
 from policies.model import Request
 from tests.gateway.running import Running, running, until
 
+TITLE = ("req-1", 0.0, "/v1/chat/completions", "generate")
 TABLE: dict[str, Any] = {
     "name": "x",
     "swing": 0.0,
@@ -292,10 +293,10 @@ def test_the_core_of_several_processes_knows_which_requests_are_late() -> None:
     waits = Request("1.a", received_at=100.0, ttft_deadline=101.0)
     link: Any = None
     remotes = {
-        "waits": Remote(link, "waits", waits, assignment=given),
-        "begun": Remote(link, "begun", waits, assignment=given, begun=True),
-        "apart": Remote(link, "apart", waits),
-        "whole": Remote(link, "whole", replace(waits, streams=False), assignment=given),
+        "waits": Remote(link, "waits", waits, TITLE, assignment=given),
+        "begun": Remote(link, "begun", waits, TITLE, assignment=given, begun=True),
+        "apart": Remote(link, "apart", waits, TITLE),
+        "whole": Remote(link, "whole", replace(waits, streams=False), TITLE, assignment=given),
     }
     core: Any = SimpleNamespace(hands=[SimpleNamespace(open=remotes)])
     assert list(Hub.late_requests(core, 100.5)) == []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.pulses import Meter
+from gateway.record import RequestRecord
 from gateway.scheduler import Scheduler
 from policies import registry
 from policies.core import Balancer
@@ -70,6 +71,7 @@ class Core:
 class Waiting:
     decisions: list[Decision] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    record: RequestRecord = field(default_factory=lambda: RequestRecord("req-1", 0.0))
 
     def on_decision(self, decision: Decision) -> None:
         self.decisions.append(decision)
