@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +18,7 @@ from tests.deploy.kustomize import Manifest, build, containers
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 OVERLAYS = ("base", "overlays/production", "overlays/simulated")
 VERSIONS = ("1.30", "1.37")  # of Kubernetes, whose schemas must hold
+DURATION = r"0|(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?"
 # kind: apiVersion, and fields of spec that the API server insists on
 REQUIRED: dict[str, tuple[str, set[str]]] = {
     "Namespace": ("v1", set()),
@@ -69,6 +72,44 @@ def test_every_manifest_has_its_version_and_what_it_must_have(made: list[Manifes
 def test_no_field_is_unknown_to_kubernetes_or_of_another_kind(made: list[Manifest], version: str) -> None:
     checked = [kubernetes_validate.validate(m, version, strict=True) for m in made if m["kind"] != "ServiceMonitor"]
     assert len(checked) == len(made) - 1  # that kind is defined by the operator of Prometheus, not by Kubernetes
+
+
+def strange(monitor: Manifest) -> list[str]:
+    """Fields of a ServiceMonitor that are none of those we use, or not of their kind.
+
+    By the prometheus-operator's API reference (monitoring.coreos.com/v1), whose schema is not Kubernetes' own;
+    the fields that may stand here and nothing else, so a misspelt one shows."""
+    spec = monitor["spec"]
+    found = [f"spec.{key}" for key in spec.keys() - {"selector", "endpoints"}]
+    found += [f"selector.{key}" for key in spec["selector"].keys() - {"matchLabels"}]
+    found += [f"{k}: {v!r}" for k, v in spec["selector"]["matchLabels"].items() if not isinstance(v, str)]
+    for endpoint in spec["endpoints"]:
+        found += [f"endpoints.{key}" for key in endpoint.keys() - {"port", "path", "interval"}]
+        found += [f"{key}: {value!r}" for key, value in endpoint.items() if not isinstance(value, str) or not value]
+        if not re.fullmatch(DURATION, str(endpoint.get("interval", "0"))):
+            found.append(f"interval: {endpoint['interval']!r}")
+    return found
+
+
+def test_the_service_monitor_says_what_its_operator_knows(made: list[Manifest]) -> None:
+    for monitor in of_kind(made, "ServiceMonitor").values():
+        assert strange(monitor) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("intervall", "10s", "endpoints.intervall"),
+        ("port", 8080, "port: 8080"),
+        ("interval", "10 seconds", "interval: '10 seconds'"),
+        ("interval", "10", "interval: '10'"),
+    ],
+)
+def test_a_mistake_in_a_service_monitor_is_seen(field: str, value: object, said: str) -> None:
+    (built,) = of_kind(build(FOLDER / "base"), "ServiceMonitor").values()
+    monitor = deepcopy(built)  # what is built is built once for all
+    monitor["spec"]["endpoints"][0][field] = value
+    assert strange(monitor) == [said]
 
 
 def test_a_namespace_is_set_on_everything_or_on_nothing(made: list[Manifest]) -> None:
