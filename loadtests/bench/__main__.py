@@ -181,6 +181,8 @@ def soak_command(
     console.print(
         f"{contender.name}: {run_.answers} of {streams} streams whole, {run_.errors} errors {run_.first_error}"
     )
+    if result.refused:
+        console.print(f"not served: {', '.join(f'{n} {reason}' for reason, n in result.refused.items())}")
     console.print(
         f"{run_.events} events in {run_.seconds:.1f} s, gateway busy {result.cpu_s / run_.seconds:.0%} of one core"
     )

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import tempfile
 import time
+import urllib.request
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +45,7 @@ class Soak:
     cpu_s: float = 0.0
     health_s: list[float] = field(default_factory=list)
     health_failures: int = 0
+    refused: dict[str, int] = field(default_factory=dict)  # by the reasons that our own gateway gives
 
     @property
     def bytes_per_stream(self) -> float:
@@ -72,6 +76,18 @@ def ask_health(port: int) -> float | None:
         return None
     finally:
         connection.close()
+
+
+def refusals(port: int) -> dict[str, int]:
+    """Requests that the gateway itself did not serve, by its reason; of the door, what it was short of."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    found: Counter[str] = Counter()
+    for name, label in (("forebay_requests_total", "reason"), ("forebay_door_refusals_total", "of")):
+        for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE):
+            (reason,) = re.findall(rf'(?:^|,){label}="([^"]*)"', labels)
+            found[f"door: {reason}" if label == "of" else reason] += int(float(value))
+    return {reason: count for reason, count in found.items() if reason and count}
 
 
 def soak(
@@ -134,4 +150,6 @@ def soak(
             assert driver.stdout is not None
             result.run = load.Run(**json.loads(driver.stdout.read()))
         result.cpu_s = server.cpu_s() - cpu_before
+        if contender.ready_path == "/ready":
+            result.refused = refusals(port)
     return result
