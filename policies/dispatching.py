@@ -132,7 +132,9 @@ class Dispatcher:
             replica.fill.pop(request.id, None)
         since = replica.ledger.busy_since(charge)
         done = replica.ledger.first_token(request.id, charge, now, replica.peers_s(now))
-        if done and now > since and _tell(done):
+        # at the very moment of the one before it: both share what that took, or each would look as long as both
+        together = now == since and since > charge.dispatched_at
+        if done and (now > since or together) and _tell(done):
             self._learn(replica, charge, done, since, now)
         if self.by_count:
             replica.counted(now)

@@ -31,6 +31,7 @@ HEADROOM: Final = 0.75  # of the capacity is filled by those who pay while other
 TOLERANCE: Final = 1.5  # times an equal share a tenant may ask for without paying: half a minute holds few long prompts
 LOWEST: Final = 0.4  # factor on the capacity the paces give
 HIGHEST: Final = 1.1
+UNBELIEVED: Final = 2.0  # the same while a price is asked and hardly anybody is late: the paces or speeds are wrong
 FREE: Final = float("inf")
 ALIKE: Final = 1.05  # times as dear: no reason to serve the one and refuse the other
 SPARE: Final = 4.0  # requests: so many served beyond the least share are set against it, no more
@@ -103,8 +104,8 @@ class Price:
 
     def turned_elsewhere(self, late: int, dispatched: int) -> None:
         """So many other gateways refused late and dispatched: one capacity is learnt by all."""
-        factor = self.factor * (1.0 - STEP) ** late * (1.0 + STEP * TARGET_LATE) ** dispatched
-        self.factor = min(HIGHEST, max(LOWEST, factor))
+        self.factor = max(LOWEST, self.factor * (1.0 - STEP) ** late)
+        self.dispatched(dispatched)
 
     def floods(self, tenant: str | None) -> bool:
         """Whether others are within their share of an overloaded fleet, and this tenant asks for more than its own."""
@@ -118,8 +119,10 @@ class Price:
     def refused_late(self) -> None:
         self.factor = max(LOWEST, self.factor * (1.0 - STEP))
 
-    def dispatched(self) -> None:
-        self.factor = min(HIGHEST, self.factor * (1.0 + STEP * TARGET_LATE))
+    def dispatched(self, requests: int = 1) -> None:
+        highest = UNBELIEVED if self.active else HIGHEST
+        if self.factor < highest:
+            self.factor = min(highest, self.factor * (1.0 + STEP * TARGET_LATE) ** requests)
 
     def set(self, capacity: float, now: float, waiting_s: float = float("inf"), tariff: Tariff | None = None) -> None:
         """New thresholds from the arrivals of the window. capacity: prefill seconds per second of the fleet;

@@ -66,6 +66,23 @@ def test_late_refusals_lower_the_capacity_and_dispatches_raise_it_again() -> Non
     assert price.factor == 1.1
 
 
+def test_while_a_price_is_asked_and_nobody_is_late_more_capacity_is_believed_than_without_one() -> None:
+    """Ten per cent above the paces is what ease may teach; a price that makes nobody late was asked in error."""
+    price = Price(SizeFairness(2.0))
+    offer(price, 40, 20, capacity=4.0)
+    assert price.active
+    for _ in range(2000):
+        price.dispatched()
+    assert price.factor == 2.0
+    price.set(4.0, 40 + 31)
+    assert not price.active
+    price.dispatched()
+    assert price.factor == 2.0  # until somebody is late
+    for _ in range(40):
+        price.refused_late()
+    assert 0.89 < price.factor < 0.9  # 2 x 0.98^40
+
+
 def test_after_the_burst_the_price_is_gone() -> None:
     price = Price(SizeFairness(2.0))
     offer(price, 40, 20, capacity=4.0)

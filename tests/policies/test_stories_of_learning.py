@@ -147,3 +147,54 @@ def test_whole_answers_that_come_early_teach_that_the_replica_is_faster() -> Non
             out += [d.request_id for d in decisions if isinstance(d, Dispatch)]
     assert refused == 0
     assert balancer.fleet.replicas["r"].prefill.rate > 100_000.0
+
+
+def closed_loop(latency_s: float, clients: int, turn_s: float, seconds: int) -> tuple[int, int]:
+    """So many clients send their next prompt of 30 tokens 1 ms after an answer or 2 ms after a refusal, to two replicas
+    that answer each after about this latency, however many are out. First tokens are heard of at the turns of an event
+    loop. Answers how many were served and refused in the second half."""
+    b, rng = forebay("a", "b"), random.Random(3)
+    events = [(n * 1e-4, n, "arrive", f"r{n}") for n in range(clients)]
+    number, served, refused = clients, 0, 0
+
+    def arrive(at: float) -> None:
+        nonlocal number
+        number += 1
+        heapq.heappush(events, (at, number, "arrive", f"r{number}"))
+
+    def follow(decisions: list[Decision], now: float) -> None:
+        nonlocal number, refused
+        for decision in decisions:
+            if isinstance(decision, Dispatch):
+                number += 1
+                turn = int((now + latency_s * rng.uniform(0.5, 1.5)) / turn_s) + 1
+                heapq.heappush(events, (turn * turn_s, number, "first", decision.request_id))
+            elif isinstance(decision, Shed):
+                refused += now > seconds / 2
+                arrive(now + 0.002)
+
+    while events[0][0] < seconds:
+        wake = b.next_wake()
+        if wake is not None and wake < events[0][0]:
+            follow(b.wake(wake), wake)
+            continue
+        now, _, kind, name = heapq.heappop(events)
+        if kind == "arrive":
+            follow(b.submit(chat(name, 30, now), now), now)
+        else:
+            follow(b.first_token(name, now), now)
+            follow(b.complete(name, Outcome.SUCCESS, None, now), now)
+            served += now > seconds / 2
+            arrive(now + 0.001)
+    return served, refused
+
+
+@pytest.mark.parametrize(("clients", "turn_s", "least"), [(32, 0.01, 9500), (32, 0.005, 10_500), (16, 0.02, 4000)])
+def test_replicas_that_a_closed_loop_keeps_busy_are_not_believed_to_be_full(
+    clients: int, turn_s: float, least: int
+) -> None:
+    """Something is always out, so the time between first tokens looks like work however much more could be done, and
+    those heard of in the same turn taught nothing: most were refused, and after some seconds all."""
+    served, refused = closed_loop(0.02, clients, turn_s, 16)
+    assert served >= least
+    assert refused <= served // 20
