@@ -18,7 +18,7 @@ from policies.dispatching import Dispatcher
 from policies.fleet_state import Pool, Replica
 from policies.model import Abort, Choice, Decision, Hold, Outcome, Shed, Usage
 from policies.predictor import LARGEST_MARGIN
-from policies.price import Price
+from policies.prices import Prices
 from policies.queue import LEAST_WEIGHT, HeldQueue
 from policies.room import Room
 from policies.settings import Settings
@@ -43,8 +43,8 @@ class LateBinding:
         self.queue = HeldQueue()
         self.room = Room(self.queue, settings)
         self.fairness = SizeFairness(settings.size_fairness)
-        self.price = Price(self.fairness)
-        self.told = Told(self.price, self.fairness)
+        self.prices = Prices(self.fairness)
+        self.told = Told(self.prices, self.fairness)
         self.part = 1.0  # of the fleet that is ours to fill, beside other gateways
         self.sticky = StickyRefusals()
         self.working_set = WorkingSet(settings.working_set_share)
@@ -87,16 +87,16 @@ class LateBinding:
             return [*before, self.refuse(tracked, "infeasible", now, why, best if why is Why.HOPELESS else None)]
         hurried = request.ttft_deadline is not None or request.deadline is not None  # else it cannot be late
         if first and may_refuse and hurried and not service_class.fill_only:
-            price, weight = self.price, service_class.weight
+            price, weight = self.prices.of(pool.group), service_class.weight
             if price.due(now):
-                told = self.told
-                capacity = self._capacity(pool, now) / (self.part if told.waiting_s else 1.0)
-                waiting_s = sum([r.parked_s for r in pool.open], 0.0) + sum(told.waiting_s.values(), 0.0)
-                price.set(capacity, now, waiting_s, pool.tariff())
+                told, whole = self.told, pool.whole
+                capacity = self._capacity(whole, now) / (self.part if told.waiting_s else 1.0)
+                waiting_s = sum([r.parked_s for r in whole.open], 0.0) + told.waiting(pool.group)
+                price.set(capacity, now, waiting_s, whole.tariff())
             uncached = self.sight.best_uncached
             tokens = uncached / (weight if weight > LEAST_WEIGHT else LEAST_WEIGHT)
             context = tokens * (request.prompt_tokens - 0.5 * uncached)  # u (h + u/2), h + u being all of it
-            self.told.asked(now, request.prompt_tokens, tokens, request.tenant, context)
+            self.told.asked(now, pool.group, request.prompt_tokens, tokens, request.tenant, context)
             if price.too_dear(request.prompt_tokens, tokens, request.tenant, now, context):
                 return [*before, self.refuse(tracked, "infeasible", now, Why.PRICED)]
         if first and settings.working_set and not self.working_set.alive(request):
@@ -133,11 +133,12 @@ class LateBinding:
         request = tracked.request
         self.shed_by_reason[reason] = self.shed_by_reason.get(reason, 0) + 1
         late = why is Why.LATE and reason == "infeasible"
+        group = self.fleet.pool(request).group
         if late:
-            self.price.refused_late()
+            self.prices.of(group).refused_late()
         if reason != "no_replica":
             self.fairness.refused(request.prompt_tokens, priced=why is Why.PRICED)
-            self.told.refused(now, request.prompt_tokens, why is Why.PRICED, late)
+            self.told.refused(now, group, request.prompt_tokens, why is Why.PRICED, late)
             self.sticky.refuse(request.session, now + self.settings.sticky_shed_s)
         return Shed(request.id, reason, None if why is Why.HOPELESS else self._retry_after(tracked, now), best)
 
@@ -269,7 +270,8 @@ class LateBinding:
             made = self._take_back(replica, now)  # the engine would prefill it first
         if not room.has(replica, now) or (fill and not room.spare(replica, tracked, now)):
             return made, False
-        if self.price.exempt and self.price.floods(request.tenant) and not room.left_over(replica, now):
+        price = self.prices.of(pool.group)
+        if price.exempt and price.floods(request.tenant) and not room.left_over(replica, now):
             return made, False
         if replica.ledger.in_flight:  # an idle one takes any
             output = self.outputs.expected(request.service_class, request.max_tokens, request.expected_tokens)
@@ -285,8 +287,8 @@ class LateBinding:
             self.leave(tracked)
         decision = self.dispatcher.dispatch(tracked, pool, choice, now)
         self.queue.charge(tracked, tracked.service_s, now)
-        self.price.dispatched()
-        self.told.dispatched()
+        self.prices.of(pool.group).dispatched()
+        self.told.dispatched(pool.group)
         if self.settings.working_set:
             tracked.last_context = self.working_set.began(tracked.request, now)
         return decision
@@ -379,4 +381,4 @@ class LateBinding:
         pool = self.fleet.pool(tracked.request)
         ahead = sum([r.parked_s + r.ledger.backlog_s(now) for r in pool.replicas], 0.0)
         drain = ahead / capacity if (capacity := self._capacity(pool, now)) > 0.0 else 1.0
-        return max(1.0, drain + self.price.excess_s) * self.rng.uniform(0.8, 1.2)
+        return max(1.0, drain + self.prices.of(pool.group).excess_s) * self.rng.uniform(0.8, 1.2)

@@ -247,7 +247,7 @@ class Balancer:
 
     def demand(self, now: float) -> float:
         """Prefill seconds per second that was asked for lately."""
-        return self.binding.price.demand(now)
+        return self.binding.prices.demand(now)
 
     def shared_with(self, demand_elsewhere: float, now: float) -> None:
         """What other gateways are asked for, as `demand`: this one counts on its part of the fleet only."""
@@ -256,7 +256,10 @@ class Balancer:
 
     def overload(self) -> dict[str, Any]:
         """What the others are to hear, so that all ask one price."""
-        return self.binding.told.said(sum([r.parked_s for r in self.fleet.replicas.values()], 0.0))
+        waiting_s: dict[str, float] = {}
+        for r in self.fleet.replicas.values():
+            waiting_s[r.group] = waiting_s.get(r.group, 0.0) + r.parked_s
+        return self.binding.told.said(waiting_s)
 
     def overloaded_elsewhere(self, gateway: str, said: Mapping[str, Any], now: float) -> None:
         """The `overload` of another gateway."""
@@ -319,11 +322,11 @@ class Balancer:
             "margins": self.dispatcher.margins.values(),
             "prediction_error": self.dispatcher.errors.relative,
             "prediction_bias": self.dispatcher.errors.bias,
-            "price_s": [None if x == float("inf") else x for x in self.binding.price.thresholds],
+            "price_s": self.binding.prices.thresholds(),
             "working_set_tokens": self.binding.working_set.tokens,
             "working_set_share": self.binding.working_set.share,
             "working_set_enforced": self.binding.working_set.enforced,
-            "capacity_factor": self.binding.price.factor,
+            "capacity_factor": self.binding.prices.lowest_factor(),
             "replicas": {
                 r.id: r.snapshot(self._now) | {"prefix_precision": self.dispatcher.affinity.precision(r.id)}
                 for r in self.fleet.replicas.values()

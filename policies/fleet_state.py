@@ -27,14 +27,13 @@ class Replica:
 
     __slots__ = (
         "adapters_served", "added_at", "awaited", "closed_until", "decode", "draining", "ejected", "engine_ttft_s",
-        "fill", "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "pulsed",
+        "fill", "group", "id", "kv", "ledger", "models", "pace", "parked_s", "peers", "prefill", "pulsed",
         "residence", "scraped", "service_s", "slot", "slow_start_s", "statistical", "ttft_s", "view",
     )  # fmt: skip
 
     def __init__(self, event: Added, slot: int, prior: PrefillFit, now: float) -> None:
         self.id = event.replica_id
         self.slot = slot  # in the prefix index
-        self.models, self.adapters_served = event.models, event.adapters
         self.ledger = WorkLedger()
         self.pace = Pace()
         self.kv = KVHeadroom(None if event.kv_capacity_tokens is None else float(event.kv_capacity_tokens))
@@ -65,6 +64,7 @@ class Replica:
     def described(self, event: Added) -> None:
         """What configuration says, at first and again when it changes."""
         self.models, self.adapters_served = event.models, event.adapters
+        self.group = ",".join(sorted(event.models))  # it stands in for others of this group; empty: serves any model
         self.view.weight, self.view.role, self.view.adapters = event.weight, event.role, event.adapters
 
     def serves(self, request: Request) -> bool:
@@ -179,7 +179,7 @@ class Replica:
 class Pool:
     """The replicas that serve one model or adapter, in order of addition."""
 
-    __slots__ = ("beside", "by_id", "open", "replicas", "view")
+    __slots__ = ("beside", "by_id", "group", "open", "replicas", "view", "whole")
 
     def __init__(self, replicas: list[Replica]) -> None:
         self.replicas = replicas
@@ -187,6 +187,8 @@ class Pool:
         self.by_id = {r.id: r for r in replicas}
         self.open: list[Replica] = []  # may be dispatched to
         self.beside: list[tuple[Replica, bool]] = []  # each of `replicas`, and whether it is open
+        self.group = replicas[0].group if replicas else ""
+        self.whole: Pool = self  # what its load spreads over: all of its group, where this is a part of it
 
     def tariff(self) -> tuple[float, float]:
         """Seconds that prefill takes here per token and per token times context, on average."""
@@ -241,6 +243,9 @@ class Fleet:
                 self._pools.clear()
             found = self._pools[key] = Pool([r for r in self.replicas.values() if r.serves(request)])
             found.refresh(self.panic_share)
+            if request.adapter is not None or request.pinned is not None:
+                found.whole = Pool([r for r in self.replicas.values() if r.group == found.group])
+                found.whole.refresh(self.panic_share)
         return found
 
     def refresh(self) -> None:

@@ -29,7 +29,8 @@ TARGET_LATE: Final = 0.03  # late refusals per dispatch at which the capacity is
 STEP: Final = 0.02
 HEADROOM: Final = 0.75  # of the capacity is filled by those who pay while others do not: theirs is the shorter queue
 TOLERANCE: Final = 1.5  # times an equal share a tenant may ask for without paying: half a minute holds few long prompts
-LOWEST: Final = 0.4  # factor on the capacity the paces give
+AT_FIRST: Final = 0.85  # factor on the capacity the paces give
+LOWEST: Final = 0.4
 HIGHEST: Final = 1.1
 UNBELIEVED: Final = 2.0  # the same while a price is asked and hardly anybody is late: the paces or speeds are wrong
 FREE: Final = float("inf")
@@ -46,7 +47,7 @@ class Price:
 
     def __init__(self, fairness: SizeFairness) -> None:
         self.fairness = fairness
-        self.factor = 0.85
+        self.factor = AT_FIRST
         self.thresholds = [FREE] * 4
         self._shares = [1.0] * 4  # of the arrivals that cost about the threshold, to be served
         self._owed = [0.0] * 4  # how much of one of these is

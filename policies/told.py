@@ -12,11 +12,11 @@ half minute of the window, and its clients mostly come to the others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 from policies.admission import SizeFairness
-from policies.price import Price
+from policies.prices import Prices
 
 TOLD_S: Final = 1.0
 MOST: Final = 64  # rows of a kind
@@ -26,67 +26,97 @@ Row = tuple[Any, ...]  # at, its number, and what there is to say
 class Told:
     """`said` is what others should `hear`. Costs nothing until somebody asks for it."""
 
-    def __init__(self, price: Price, fairness: SizeFairness) -> None:
+    def __init__(self, prices: Prices, fairness: SizeFairness) -> None:
         self.shares = False
-        self.waiting_s: dict[str, float] = {}  # prefill seconds that each other gateway holds; empty: none is heard
-        self._price, self._fairness = price, fairness
+        # prefill seconds that each other gateway holds, by group of replicas; empty: none is heard
+        self.waiting_s: dict[str, Mapping[str, float]] = {}
+        self._prices, self._fairness = prices, fairness
         self._asked: deque[Row] = deque()
         self._refused: deque[Row] = deque()
-        self._numbers = [0, 0, 0, 0]  # arrivals, refusals, late ones, dispatches since the start
-        self._heard: dict[str, list[int]] = {}  # the same of each other gateway, up to where it was heard
+        self._numbers = [0, 0]  # arrivals and refusals since the start
+        self._turned: dict[str, list[int]] = {}  # late ones and dispatches since the start, by group
+        # the same of each other gateway, up to where it was heard
+        self._heard: dict[str, tuple[Sequence[int], Mapping[str, Sequence[int]]]] = {}
 
-    def asked(self, now: float, prompt_tokens: int, tokens: float, tenant: str | None, context: float = 0.0) -> None:
+    def asked(
+        self, now: float, group: str, prompt_tokens: int, tokens: float, tenant: str | None, context: float = 0.0
+    ) -> None:
         """As the price is asked."""
         if self.shares:
             self._numbers[0] += 1
-            self._note(self._asked, (now, self._numbers[0], prompt_tokens, round(tokens, 2), tenant, round(context)))
+            self._note(
+                self._asked, (now, self._numbers[0], group, prompt_tokens, round(tokens, 2), tenant, round(context))
+            )
 
-    def refused(self, now: float, prompt_tokens: int, priced: bool, late: bool) -> None:
+    def refused(self, now: float, group: str, prompt_tokens: int, priced: bool, late: bool) -> None:
         if self.shares:
             self._numbers[1] += 1
-            self._numbers[2] += late
+            if late:
+                self._of(group)[0] += 1
             self._note(self._refused, (now, self._numbers[1], prompt_tokens, priced))
 
-    def dispatched(self) -> None:
-        self._numbers[3] += 1
+    def dispatched(self, group: str) -> None:
+        self._of(group)[1] += 1
 
-    def said(self, waiting_s: float) -> dict[str, Any]:
-        """Plain values. waiting_s: prefill seconds of what is held here."""
+    def waiting(self, group: str) -> float:
+        """Prefill seconds that others hold for these replicas."""
+        return sum([held.get(group, 0.0) for held in self.waiting_s.values()], 0.0)
+
+    def said(self, waiting_s: Mapping[str, float]) -> dict[str, Any]:
+        """Plain values. waiting_s: prefill seconds of what is held here, by group."""
         self.shares = True
         return {
             "asked": _part(self._asked),
             "refused": _part(self._refused),
             "numbers": list(self._numbers),
-            "waiting": round(waiting_s, 3),
+            "turned": {group: list(counts) for group, counts in self._turned.items()},
+            "waiting": {group: round(seconds, 3) for group, seconds in waiting_s.items()},
         }
 
     def heard(self, gateway: str, said: Mapping[str, Any], now: float) -> None:
         """What another gateway said, which may say again what it said before."""
-        numbers = said["numbers"]
-        last = self._heard.get(gateway)
-        if last is None or any(new < old for new, old in zip(numbers, last, strict=True)):  # it is new, or started anew
-            last = numbers
-        self._heard[gateway], self.waiting_s[gateway] = numbers, said["waiting"]
+        numbers, turned = said["numbers"], said["turned"]
+        last, turned_then = self._heard.get(gateway, (numbers, turned))
+        if any(new < old for new, old in zip(numbers, last, strict=True)) or _fewer(turned, turned_then):
+            last, turned_then = numbers, turned  # it started anew
+        self._heard[gateway], self.waiting_s[gateway] = (numbers, turned), said["waiting"]
         every, rows = said["asked"]
-        for number, prompt_tokens, tokens, tenant, context in rows:
+        for number, group, prompt_tokens, tokens, tenant, context in rows:
             for _ in range(every if number > last[0] else 0):
                 self._fairness.arrived(prompt_tokens)
-                self._price.asked_elsewhere(prompt_tokens, tokens, tenant, now, context)
+                self._prices.of(group).asked_elsewhere(prompt_tokens, tokens, tenant, now, context)
         every, rows = said["refused"]
         for number, prompt_tokens, priced in rows:
             for _ in range(every if number > last[1] else 0):
                 self._fairness.refused(prompt_tokens, priced=priced)
-        self._price.turned_elsewhere(numbers[2] - last[2], numbers[3] - last[3])
+        for group, (late, dispatched) in turned.items():
+            then = turned_then.get(group, (0, 0))
+            self._prices.of(group).turned_elsewhere(late - then[0], dispatched - then[1])
 
     def forget(self, present: Set[str]) -> None:
         """All but these gateways are gone."""
         for gateway in self._heard.keys() - present:
             del self._heard[gateway], self.waiting_s[gateway]
 
+    def _of(self, group: str) -> list[int]:
+        found = self._turned.get(group)
+        if found is None:
+            found = self._turned[group] = [0, 0]
+        return found
+
     def _note(self, rows: deque[Row], row: Row) -> None:
         rows.append(row)
         while rows[0][0] < row[0] - TOLD_S:
             rows.popleft()
+
+
+def _fewer(now: Mapping[str, Sequence[int]], then: Mapping[str, Sequence[int]]) -> bool:
+    """Whether it counts less than it did."""
+    for group, counts in then.items():
+        new = now.get(group, (0, 0))
+        if new[0] < counts[0] or new[1] < counts[1]:
+            return True
+    return False
 
 
 def _part(rows: deque[Row]) -> tuple[int, list[tuple[Any, ...]]]:

@@ -58,7 +58,7 @@ class Registers:
             "load": balancer.loads(now),
             "served": {f"{model}\n{name}": s for (model, name), s in balancer.served().items()},
             "demand": round(balancer.demand(now), 4),
-            "overload": balancer.overload(),
+            "prices": balancer.overload(),
             "open": {tenant.name: tenant.open for tenant in tenants.by_name.values() if tenant.open},
         }
         key = self._store.key
@@ -82,8 +82,8 @@ class Registers:
             for tenant, count in said["open"].items():
                 self.tenants_open[tenant] += count
             self._serve(id, said["served"], now)
-            if "overload" in said:  # older ones do not tell
-                scheduler.balancer.overloaded_elsewhere(id, said["overload"], now)
+            if "prices" in said:  # older ones do not tell, or in other words
+                scheduler.balancer.overloaded_elsewhere(id, said["prices"], now)
         scheduler.balancer.gateways(self.peers.keys())
         for known in (self._served, self._spent):
             for gone in [key for key in known if key[0] not in self.peers]:

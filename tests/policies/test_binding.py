@@ -330,8 +330,8 @@ def test_everything_is_visible() -> None:
 
 def test_a_tenant_above_its_share_gets_what_the_others_leave_and_all_of_that() -> None:
     b = balancer("a")
-    b.binding.price.set(1.0, 0.0)
-    b.binding.price.exempt = frozenset({"modest"})  # as an overload by somebody else leaves it
+    b.binding.prices.of("").set(1.0, 0.0)
+    b.binding.prices.of("").exempt = frozenset({"modest"})  # as an overload by somebody else leaves it
     assert said(b.submit(chat("m1", tokens=2000, tenant="modest"), 0.1)) == ["send m1"]
     assert said(b.submit(chat("f1", tokens=1000, tenant="flood"), 0.1)) == ["hold f1"]
     assert said(b.submit(chat("m2", tokens=1000, tenant="modest"), 0.1)) == ["send m2"]

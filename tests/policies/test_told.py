@@ -7,23 +7,24 @@ import random
 import pytest
 
 from policies.admission import SizeFairness
-from policies.price import Price
+from policies.prices import Prices
 from policies.told import Told
 
 
 class Gateway:
     def __init__(self) -> None:
         self.fairness = SizeFairness(float("inf"))
-        self.price = Price(self.fairness)
-        self.told = Told(self.price, self.fairness)
+        self.prices = Prices(self.fairness)
+        self.price = self.prices.of("llama")
+        self.told = Told(self.prices, self.fairness)
 
     def arrives(self, now: float, cost: float, tenant: str | None = None) -> None:
         self.fairness.arrived(1000)
-        self.told.asked(now, 1000, cost, tenant)
+        self.told.asked(now, "llama", 1000, cost, tenant)
         self.price.too_dear(1000, cost, tenant, now)
 
     def hears(self, other: Gateway, now: float) -> None:
-        self.told.heard("other", other.told.said(1.5), now)
+        self.told.heard("other", other.told.said({"llama": 1.5}), now)
 
 
 def pair() -> tuple[Gateway, Gateway]:
@@ -53,7 +54,7 @@ def test_both_ask_the_price_that_one_would_ask() -> None:
 
 def test_what_is_told_twice_counts_once_and_what_was_before_they_met_does_not() -> None:
     a, b = Gateway(), Gateway()
-    b.told.said(0.0)
+    b.told.said({})
     b.arrives(0.0, 5.0)
     a.hears(b, 0.1)
     assert sum(a.fairness.offered) == 0.0
@@ -61,7 +62,7 @@ def test_what_is_told_twice_counts_once_and_what_was_before_they_met_does_not() 
     for _ in range(3):
         a.hears(b, 0.3)
     assert sum(a.fairness.offered) == 1.0
-    b.told.refused(0.4, 1000, priced=False, late=False)
+    b.told.refused(0.4, "llama", 1000, priced=False, late=False)
     for _ in range(3):
         a.hears(b, 0.5)
     assert sum(a.fairness.shed) == sum(a.fairness.unpriced) == 1.0
@@ -71,12 +72,12 @@ def test_a_late_refusal_anywhere_lowers_the_capacity_that_all_count_on() -> None
     a, b = pair()
     for n in range(10):
         b.price.refused_late()
-        b.told.refused(n / 10, 1000, priced=False, late=True)
+        b.told.refused(n / 10, "llama", 1000, priced=False, late=True)
         a.hears(b, n / 10)
     assert a.price.factor == pytest.approx(b.price.factor)
     for _ in range(1000):
         b.price.dispatched()
-        b.told.dispatched()
+        b.told.dispatched("llama")
     a.hears(b, 2.0)
     assert a.price.factor == b.price.factor == 1.1
 
@@ -86,7 +87,7 @@ def test_of_a_thousand_arrivals_a_second_a_part_is_told_and_all_are_counted() ->
     for n in range(1000):
         b.arrives(n / 1000, 0.01)
         if n % 100 == 99:
-            assert len(b.told.said(0.0)["asked"][1]) <= 64
+            assert len(b.told.said({})["asked"][1]) <= 64
             a.hears(b, n / 1000)
     a.price.set(1e9, 1.0)
     assert a.price._asked[0] == pytest.approx(10.0, rel=0.1)
@@ -101,7 +102,7 @@ def test_who_starts_anew_is_heard_anew_and_who_is_gone_is_forgotten() -> None:
     again.arrives(0.4, 5.0)
     a.hears(again, 0.5)
     assert sum(a.fairness.offered) == pytest.approx(2.0, rel=0.01)
-    assert a.told.waiting_s == {"other": 1.5}
+    assert (a.told.waiting("llama"), a.told.waiting("qwen")) == (1.5, 0.0)
     a.told.forget(set())
     assert a.told.waiting_s == {}
 
@@ -109,4 +110,4 @@ def test_who_starts_anew_is_heard_anew_and_who_is_gone_is_forgotten() -> None:
 def test_one_that_nobody_asks_keeps_nothing() -> None:
     alone = Gateway()
     alone.arrives(0.0, 1.0)
-    assert alone.told.said(0.0)["asked"] == (1, [])
+    assert alone.told.said({})["asked"] == (1, [])
