@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
@@ -39,12 +40,23 @@ from policies.objectives import Partition
 
 PREFILL_S = 0.005  # how late a hand may learn that a replica began or ended a prefill
 STALE_S = 3.0  # age of a hand's state above which it does not count
-LOST_AFTER_S = 2.0  # a hand that lives calls again sooner
+LOST_AFTER_S = 2.0  # a hand that lives mostly calls again sooner
 LOST = "worker_lost"  # reason in the record of a request that went with its hand
 log = logging.getLogger("forebay.core")
 TEACH_S = 5.0  # between two times that the hands are told what was learnt
 Ask = Callable[[HandLink, Message], None]
 Before: TypeAlias = tuple[int, Mapping[str, Any], mirror.View, Mapping[str, Any] | None]
+
+
+def lives(pid: int) -> bool:
+    """Whether there is a process of that number. Ours: the supervisor reaps those that ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 class Hub(Proxy):
@@ -198,8 +210,11 @@ class Hub(Proxy):
             asyncio.get_running_loop().call_later(LOST_AFTER_S, self._lost, hand, list(remotes.values()))
 
     def _lost(self, hand: HandLink, remotes: list[Remote]) -> None:
-        """Unless it is the same process that only called again, its requests went with it."""
+        """Unless it is the same process that called again or still may, its requests went with it."""
         if any(other.pid == hand.pid for other in self.hands):
+            return
+        if lives(hand.pid):  # where all are short of CPU it may take long to call
+            asyncio.get_running_loop().call_later(LOST_AFTER_S, self._lost, hand, remotes)
             return
         self.lost_hands += 1
         log.warning("hand %d (pid %d) is gone, and %d requests with it", hand.slot, hand.pid, len(remotes))
