@@ -1,13 +1,13 @@
-"""Compiles the core with mypyc, so that a decision costs less CPU: python deploy/compile.py [--must] DIR | --can
+"""Compiles the way of a request with mypyc: a third of its CPU is left. python deploy/compile.py [--must] DIR | --can
 
 DIR receives copies of the three packages with the modules of `HOT` beside their sources as C extensions, which Python
 imports first. `pip install DIR` installs that, `PYTHONPATH=DIR` uses it as it is, and `forebay --version` says what
 runs. The sources are the same and mean the same; `make compiled` runs the tests of core and gateway against the result.
 Needs mypy, setuptools (the extra `compiled`) and a C compiler with Python's headers; without, DIR holds plain Python,
 one line says why, and nothing fails, unless it must (`--must`: exit status 1). `--can` only says whether it can.
-Only policies/ is compiled: it is pure, so nothing in it waits. Compiled coroutines lost a field while they waited
-(mypyc 2.4, 2 of 136 requests of 400 KB), and what orjson writes must stay Python: it reads the fields of a class
-where compiled ones have none. Hence no gateway/, and neither model nor objectives.
+Compiled is what every request passes, in policies/ and gateway/, as one library: calls between its modules are plain C
+calls. Not compiled: what waits (a compiled coroutine lost a field while it waited, mypyc 2.4, 2 of 136 requests of
+400 KB; `waits.py`, `connecting.py` and `asgi.py` hold the gateway's), and what inherits from other packages' classes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gateway", "policies", "loadtests")
 PROJECT = ("pyproject.toml", "README.md", "LICENSE")
-HOT = (
-    "admission affinity binding blind canonical classes core dispatching feedback fleet_state forebay homes index kv "
-    "ledger pacing predictor prefix price queue room roster seen side_by_side sight tracked view working_set"
-)
+HOT = {
+    "policies": (
+        "admission affinity binding blind canonical classes core dispatching feedback fleet_state forebay homes index kv "
+        "ledger model objectives pacing predictor prefix price queue room roster seen side_by_side sight tracked view "
+        "working_set"
+    ),
+    "gateway": (
+        "admit answer chunks coming counted course distribution door driven endpoints exchange fleet headers health http1 "
+        "openai pinning proxy pulses recent record relay reply request_head response_head result retry scheduler signals "
+        "sse stall tally tenants timeline upstream usage"
+    ),
+}
 # makes `pip install DIR` and `pip wheel DIR` name the platform, as extensions run on no other
 SETUP = """\
 from pathlib import Path
@@ -79,7 +87,7 @@ def compile_into(into: Path, work: Path) -> None:
 
     # without mypy's cache: with it only what changed is generated, and mypyc trips over the rest
     options = [f"--config-file={settings}", "--cache-dir=/dev/null"]
-    sources = [f"policies/{name}.py" for name in HOT.split()]
+    sources = [f"{package}/{name}.py" for package, names in HOT.items() for name in names.split()]
     extensions = mypycify(
         [*options, *sources],
         opt_level=os.environ.get("MYPYC_OPT_LEVEL", "2"),
@@ -94,7 +102,7 @@ def compile_into(into: Path, work: Path) -> None:
     argv += ["-j", str(os.cpu_count() or 1)]
     setup(name="forebay-compiled", packages=[], ext_modules=extensions, script_args=argv)
     # what was built must also load: that each module finds the others is known only then
-    ask = "import policies.core, policies.forebay; print(policies.core.__file__)"
+    ask = "import policies.core, policies.forebay, gateway.exchange; print(gateway.exchange.__file__)"
     told = subprocess.run([sys.executable, "-c", ask], cwd=into, capture_output=True, text=True)
     if not told.stdout.rstrip().endswith(".so"):
         raise RuntimeError(f"it does not load: {told.stderr.rstrip() or told.stdout.rstrip()}")
