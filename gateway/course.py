@@ -64,8 +64,9 @@ class Course(Reply):
         return self.deciding and self.decision is None
 
     def take_decision(self) -> Decision:
-        decision, self.decision = self.decision, None
+        decision = self.decision
         assert decision is not None
+        self.decision = None
         return decision
 
     def begun(self, admission: Admission, decision: Dispatch) -> Attempt:
