@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from mypy_extensions import mypyc_attr
 
 from gateway.health import FleetHealth
 from gateway.replica import Replica
@@ -33,6 +34,7 @@ class Target:
     adapter: str | None = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Fleet:
     """`sink` receives each event for the core; `in_flight` answers how many requests of ours wait for a replica's
     engine, `silent` how many of its streams have begun and said nothing for so many seconds.

@@ -13,6 +13,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
+from mypy_extensions import mypyc_attr
+
 from gateway import endpoints, errors, retry
 from gateway.admit import Admission
 from gateway.client import Client, Scope
@@ -57,6 +59,7 @@ class Rules:
         self.samples = config.journal.prompt_samples
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Proxy:
     """`sink` receives each finished record. `configure` takes a new configuration; open requests keep theirs."""
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from mypy_extensions import mypyc_attr
+
 from policies.model import Pulse, Scraped
 
 NEAR = 0.85  # of a stream's own TPOT objective
@@ -26,6 +28,7 @@ class Live(Protocol):
     content_events: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Meter:
     """Sums of one replica since the last pulse."""
 

@@ -14,6 +14,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from mypy_extensions import mypyc_attr
+
 from gateway.placement import Owner
 from gateway.pulses import Meter
 from policies.core import Balancer
@@ -38,6 +40,7 @@ TICK_S = 0.05
 log = logging.getLogger("forebay.scheduler")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler:
     """One per process, on one event loop. `on_tick` is called about every 50 ms while requests are open."""
 
