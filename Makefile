@@ -48,7 +48,7 @@ bench-vllm: $(VENV)/.test
 compiled: $(VENV)/.test
 	$(BIN)/python deploy/compile.py --must $(COMPILED)
 	rm -rf $(COMPILED)/tests $(COMPILED)/deploy && cp -r tests deploy $(COMPILED)/
-	cd $(COMPILED) && FOREBAY_BUILT=compiled $(abspath $(BIN))/python -m pytest --rootdir . tests/policies tests/stories \
+	cd $(COMPILED) && FOREBAY_BUILT=compiled $(abspath $(BIN))/python -m pytest --rootdir . -m 'not plain' tests/policies tests/stories \
 	  tests/gateway -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
 wheel: $(VENV)/.test

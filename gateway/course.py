@@ -31,7 +31,6 @@ class Course(Reply):
     # what a new one starts with; set on the instance where it changes
     relay: Relay | None = None
     tpot_s: float | None = None
-    decision: Decision | None = None
     result: Result | None = None
     gone = False
     deciding = False
@@ -64,9 +63,8 @@ class Course(Reply):
         return self.deciding and self.decision is None
 
     def take_decision(self) -> Decision:
-        decision = self.decision
+        decision, self.decision = self.decision, None
         assert decision is not None
-        self.decision = None
         return decision
 
     def begun(self, admission: Admission, decision: Dispatch) -> Attempt:

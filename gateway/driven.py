@@ -61,8 +61,7 @@ class Driven:
             else:
                 asyncio.get_running_loop().call_soon(self._go_on)
         elif self._waiter is not None:
-            waiter = self._waiter
-            self._waiter = None
+            waiter, self._waiter = self._waiter, None
             if not waiter.done():  # or its task was cancelled
                 waiter.set_result(None)
 

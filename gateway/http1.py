@@ -228,8 +228,7 @@ class UpstreamConnection:
             self.close()
 
     def _broken(self, kind: Break) -> None:
-        receiver = self._receiver
-        self._receiver = None
+        receiver, self._receiver = self._receiver, None
         stale = self.requests > 1 and not self._saw_byte and kind is not Break.MALFORMED
         self.close()
         if receiver is not None:

@@ -174,9 +174,8 @@ def record(values: Sequence[Any], known: Request | None, last: Dispatch | None) 
     if sample is not None:
         made.sample = sample.encode("latin-1")
     for name, value in zip(_OF_REQUEST, values[3] if known is None else _shared(known), strict=known is not None):
-        setattr(made, name, value)
+        setattr(made, name, tuple(value) if name == "chain" else value)
     if known is None:
-        made.chain = tuple(made.chain)
         made.choice_reason = values[3][-1]
     if last is not None:
         made.choice_reason, made.prediction = last.reason, last.prediction

@@ -275,8 +275,7 @@ class Relay:
                 self._held_framed.append(framed)
             if not commit or not self._held:
                 return
-            out = self._held
-            self._held = []
+            out, self._held = self._held, []
             altered = self._held_framed is None
             framed = None if self._held_framed is None else b"".join(self._held_framed)
             self._commit(now)

@@ -22,7 +22,7 @@ from gateway.record import RequestRecord
 from gateway.request_head import RequestHead
 from gateway.result import Result
 from gateway.retry import Failure
-from policies.model import Outcome
+from policies.model import Decision, Outcome
 
 if TYPE_CHECKING:
     from gateway.proxy import Proxy
@@ -53,6 +53,7 @@ class Reply(Driven):
         self.request_id = headers.request_id(self.headers.get(b"x-request-id"))
         self.record = RequestRecord(self.request_id.decode("latin-1"), time.monotonic())
         self.record.endpoint = endpoint.name
+        self.decision: Decision | None = None  # not as a default of the class: mypyc gives none to a union of several
 
     def commit(self, head: Head, length: int | None, now: float) -> None:
         """The head of a streamed or long answer, unless it went out early."""

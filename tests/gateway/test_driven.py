@@ -8,6 +8,8 @@ import pytest
 
 from gateway.driven import Driven
 
+pytestmark = pytest.mark.plain
+
 
 class Story(Driven):
     def __init__(self, pauses: int) -> None:

@@ -362,6 +362,7 @@ async def test_recorded_overload_stream_is_retried() -> None:
         assert g.fleet.available("r0")  # load, not ill health
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("after", [0, 1], ids=["new connection", "reused connection"])
 async def test_a_connection_that_breaks_as_it_is_taken_is_an_attempt_that_failed(
     after: int, monkeypatch: pytest.MonkeyPatch

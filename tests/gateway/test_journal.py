@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from gateway.dumped import dumps
 from gateway.journal import Journal, Keyed, line
 from gateway.record import RequestRecord, Tokens, TokenSource, Unmatched
 from gateway.sections import Journal as JournalTable
@@ -60,7 +61,7 @@ def settings(path: Path, **values: object) -> JournalTable:
 
 def test_a_line_tells_the_whole_life_of_a_request() -> None:
     keyed = Keyed(b"secret")
-    told = orjson.loads(orjson.dumps(line(finished(), keyed)))
+    told = orjson.loads(dumps(line(finished(), keyed)))
     assert told == {
         "schema": 1,
         "request_id": "r-1",
@@ -157,7 +158,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
-    one = len(orjson.dumps(line(finished("r-0"), Keyed(b"")))) + 40
+    one = len(dumps(line(finished("r-0"), Keyed(b"")))) + 40
     journal = Journal(settings(tmp_path / "j.jsonl", max_bytes=2 * one, files=2), {})
     for i in range(9):
         journal.write(finished(f"r-{i}"))
@@ -204,7 +205,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_line_and_is_emptied_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(settings(tmp_path / "j.jsonl"), {})
-    one = len(orjson.dumps(line(finished("r-0"), Keyed(b"")), option=orjson.OPT_APPEND_NEWLINE))
+    one = len(dumps(line(finished("r-0"), Keyed(b"")), orjson.OPT_APPEND_NEWLINE))
     room = [2 * one + 100]  # two lines and a part of the third
     put = journal._put
 

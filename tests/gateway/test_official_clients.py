@@ -116,6 +116,7 @@ KINDS = pytest.mark.parametrize("kind", ANSWERS, ids=["openai", "anthropic"])
 
 
 @KINDS
+@pytest.mark.plain
 async def test_what_an_idle_fleet_could_not_meet_either_is_not_repeated(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +135,7 @@ async def test_what_an_idle_fleet_could_not_meet_either_is_not_repeated(
 
 
 @KINDS
+@pytest.mark.plain
 async def test_what_is_infeasible_now_is_repeated_when_there_is_room_as_predicted(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

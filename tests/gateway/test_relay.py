@@ -16,6 +16,7 @@ from gateway.http1 import Head, UpstreamConnection
 from gateway.pulses import Meter
 from gateway.relay import Relay
 from gateway.result import Result
+from gateway.upstream import Pool
 from policies.model import Usage
 from tests.gateway.scripted import dechunk, reads
 
@@ -70,7 +71,8 @@ class Exchange:
 def play(path: str, body: bytes, pieces: list[bytes], framed: bool = True) -> tuple[Exchange, Relay]:
     exchange = Exchange(path, body, framed)
     relay = Relay(exchange, 0.0)
-    pool: Any = SimpleNamespace(forget=lambda c: None, give=lambda c: None)
+    pool = Pool("http://replica")
+    pool.close()  # keeps nothing for later
     connection = UpstreamConnection(pool)
     transport: Any = SimpleNamespace(
         write=lambda data: None,

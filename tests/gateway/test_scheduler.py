@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from gateway.pulses import Meter
 from gateway.record import RequestRecord
 from gateway.scheduler import Scheduler
@@ -85,6 +87,7 @@ class Stream:
     content_events: int
 
 
+@pytest.mark.plain
 async def test_a_held_request_is_woken_when_the_core_said() -> None:
     core: Any = Core()
     scheduler = Scheduler(core)
@@ -103,6 +106,7 @@ async def test_a_held_request_is_woken_when_the_core_said() -> None:
     scheduler.stop()
 
 
+@pytest.mark.plain
 async def test_decisions_caused_by_others_reach_their_owner() -> None:
     core: Any = Core()
     scheduler = Scheduler(core)
@@ -124,6 +128,7 @@ async def test_decisions_caused_by_others_reach_their_owner() -> None:
     scheduler.stop()
 
 
+@pytest.mark.plain
 async def test_a_tick_that_fails_is_not_the_last() -> None:
     """Deadlines of all requests are looked at in ticks."""
     told: list[object] = []

@@ -22,6 +22,7 @@ class Exchange:
         self.client = SimpleNamespace(unsent=unsent, paused=True)
 
 
+@pytest.mark.plain
 def test_only_who_takes_nothing_for_the_whole_time_has_stalled() -> None:
     stalls, dead, slow, brief = Stalls(), Exchange(1000), Exchange(1000), Exchange(1000)
     every: Any = [dead, slow, brief]

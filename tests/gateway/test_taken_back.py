@@ -52,6 +52,7 @@ async def test_a_decision_taken_back_before_it_was_followed_leaves_nothing_behin
     assert [a.detail for a in exchange.record.attempts] == ["preempted", ""]
 
 
+@pytest.mark.plain
 async def test_a_request_held_by_a_replica_that_shut_its_port_is_tried_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

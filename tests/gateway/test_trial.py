@@ -26,9 +26,11 @@ def trial(**keys: Any) -> Trial:
     return Trial(table, table.plan(START))
 
 
-def record(unix: float, partition: Partition = Partition.GOOD, **fields: Any) -> RequestRecord:
+def record(
+    unix: float, partition: Partition = Partition.GOOD, prompt_tokens: int = 500, **fields: Any
+) -> RequestRecord:
     made = RequestRecord("r", 0.0, received_unix=unix, partition=partition, outcome=Outcome.SUCCESS, **fields)
-    made.prompt = Tokens(fields.get("prompt_tokens", 500), TokenSource.USAGE)
+    made.prompt = Tokens(prompt_tokens, TokenSource.USAGE)
     made.objectives = Objectives(ttft_s=2.0, tpot_s=0.1)
     return made
 

@@ -63,6 +63,7 @@ def listen(g: Running) -> list[Request]:
     return noted.seen
 
 
+@pytest.mark.plain
 async def test_where_one_gateway_sent_a_prompt_the_other_knows(server: Server) -> None:
     async with two(server) as (a, b):
         sent, seen = listen(a), listen(b)
@@ -76,6 +77,7 @@ async def test_where_one_gateway_sent_a_prompt_the_other_knows(server: Server) -
         assert dict(seen[1].shared_depth) == {}
 
 
+@pytest.mark.plain
 async def test_the_next_turn_finds_the_answer_of_the_one_before_at_another_gateway(server: Server) -> None:
     """Its length is known, in tokens of four bytes until more is learnt, and counts behind the prompt's last chunk."""
     async with two(server) as (a, b):
