@@ -185,6 +185,7 @@ async def test_an_emptied_redis_is_filled_again(server: Server) -> None:
         assert (await ask(b, LONG)).status_code == 200
 
 
+@pytest.mark.plain
 async def test_a_full_redis_is_read_and_costs_nobody_a_request(server: Server) -> None:
     async with two(server, expiry_s=0.5) as (a, b):
         await ask(a, LONG)
@@ -199,6 +200,7 @@ async def test_a_full_redis_is_read_and_costs_nobody_a_request(server: Server) -
         await until(lambda: peers(a) == peers(b) == 1)
 
 
+@pytest.mark.plain
 async def test_an_expired_deadline_goes_on_without_an_answer(server: Server) -> None:
     """A lookup that nobody answers in time is dropped, and its late answer is nobody's."""
     async with two(server, lookup_s=0.000001) as (a, _):
