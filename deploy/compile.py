@@ -27,13 +27,13 @@ PROJECT = ("pyproject.toml", "README.md", "LICENSE")
 HOT = {
     "policies": (
         "admission affinity binding blind canonical classes core dispatching feedback fleet_state forebay homes index "
-        "kv ledger model objectives pacing predictor prefix price queue room roster seen side_by_side sight tracked "
+        "kv ledger model objectives pacing predictor prefix price queue request room roster seen side_by_side sight tracked "
         "view working_set"
     ),
     "gateway": (
         "admit answer chunks coming counted course distribution door driven endpoints exchange fleet headers health "
         "http1 openai pinning proxy pulses recent record relay reply request_head response_head result retry scheduler "
-        "signals sse stall tally tenants timeline upstream usage"
+        "signals sse stall tally tenants timeline upstream usage wire cycle"
     ),
 }
 # makes `pip install DIR` and `pip wheel DIR` name the platform, as extensions run on no other

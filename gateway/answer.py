@@ -25,11 +25,21 @@ _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _FINE = frozenset({"max_output_tokens", "content_filter"})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Reading:
-    usage: Usage | None = None
-    aborted: bool = False
-    response_id: str = ""
+    usage: Usage | None
+    aborted: bool
+    response_id: str
+
+    def __init__(
+        self,
+        usage: Usage | None = None,
+        aborted: bool = False,
+        response_id: str = "",
+    ) -> None:
+        self.usage = usage
+        self.aborted = aborted
+        self.response_id = response_id
 
 
 class Long:

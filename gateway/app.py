@@ -244,7 +244,8 @@ class Gateway:
         self.watch.sync()
 
     def _finished(self, record: RequestRecord) -> None:
-        record.policy = self.experiments.policy_of(record.arm)
+        if record.arm is not None or not record.policy:
+            record.policy = self.experiments.policy_of(record.arm)
         if record.assignment is not None:
             self.experiments.finished(record, record.assignment)
         self.metrics.record(record)

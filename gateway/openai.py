@@ -38,22 +38,50 @@ class Tighter:
 _AS_THE_CLASS = Tighter()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Call:
     """One API call as parsed. `body` is as received; `parts` is what goes to the replica."""
 
     body: bytes
     parts: list[bytes | memoryview]
-    document: Mapping[str, Any] | None = None  # None: not JSON
-    model: str = ""
-    streams: bool = False
-    withholds_usage: bool = False  # we asked for usage, the client did not
-    wants_running_usage: bool = False
-    session: str | None = None
-    max_tokens: int | None = None
-    answers: int = 1  # n x prompts
-    previous_response: str | None = None
-    tighter: Tighter = _AS_THE_CLASS
+    document: Mapping[str, Any] | None  # None: not JSON
+    model: str
+    streams: bool
+    withholds_usage: bool  # we asked for usage, the client did not
+    wants_running_usage: bool
+    session: str | None
+    max_tokens: int | None
+    answers: int  # n x prompts
+    previous_response: str | None
+    tighter: Tighter
+
+    def __init__(
+        self,
+        body: bytes,
+        parts: list[bytes | memoryview],
+        document: Mapping[str, Any] | None = None,
+        model: str = "",
+        streams: bool = False,
+        withholds_usage: bool = False,
+        wants_running_usage: bool = False,
+        session: str | None = None,
+        max_tokens: int | None = None,
+        answers: int = 1,
+        previous_response: str | None = None,
+        tighter: Tighter = _AS_THE_CLASS,
+    ) -> None:
+        self.body = body
+        self.parts = parts
+        self.document = document
+        self.model = model
+        self.streams = streams
+        self.withholds_usage = withholds_usage
+        self.wants_running_usage = wants_running_usage
+        self.session = session
+        self.max_tokens = max_tokens
+        self.answers = answers
+        self.previous_response = previous_response
+        self.tighter = tighter
 
     @property
     def length(self) -> int:

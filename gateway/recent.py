@@ -49,7 +49,7 @@ class Recent:
     """One per gateway."""
 
     def __init__(self) -> None:
-        self._ended: deque[Ended] = deque(maxlen=MOST_ENDED)
+        self._ended: deque[tuple[Any, ...]] = deque(maxlen=MOST_ENDED)  # each becomes an `Ended` when it is looked at
         self._shed: deque[RequestRecord] = deque(maxlen=MOST_SHED)
         self._late: deque[RequestRecord] = deque(maxlen=MOST_LATE)
 
@@ -57,7 +57,7 @@ class Recent:
         """A request is over."""
         attempts = r.attempts
         self._ended.append(
-            Ended(
+            (
                 r.ended_at or r.received_at, r.service_class, r.partition, r.received_at, r.first_content_at,
                 r.last_content_at, r.objectives, attempts[-1].replica_id if attempts else None, r.prompt, r.completion,
                 r.cached,
@@ -68,7 +68,7 @@ class Recent:
 
     def window(self, now: float) -> tuple[list[Ended], float]:
         """What ended in the last minute, and how many seconds that covers."""
-        rows = [row for row in self._ended if now - row.ended_at <= WINDOW_S]
+        rows = [Ended(*row) for row in self._ended if now - row[0] <= WINDOW_S]
         if len(rows) < MOST_ENDED:
             return rows, WINDOW_S
         return rows, max(0.001, now - min(row.ended_at for row in rows))

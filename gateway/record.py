@@ -23,10 +23,18 @@ class TokenSource(StrEnum):
     ESTIMATE = "estimate"  # from bytes, or from what the core expected to be cached
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Tokens:
-    count: int | None = None
-    source: TokenSource = TokenSource.ESTIMATE
+    count: int | None
+    source: TokenSource
+
+    def __init__(
+        self,
+        count: int | None = None,
+        source: TokenSource = TokenSource.ESTIMATE,
+    ) -> None:
+        self.count = count
+        self.source = source
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,13 +49,27 @@ class Unmatched:
     requests: int = 1  # that it stands for
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Attempt:
     replica_id: str
     t_dispatch: float
-    t_first: float | None = None
-    outcome: Outcome | None = None
-    detail: str = ""  # closed set: refused, reset, first_event_timeout, http_503, abort, ...
+    t_first: float | None
+    outcome: Outcome | None
+    detail: str  # closed set: refused, reset, first_event_timeout, http_503, abort, ...
+
+    def __init__(
+        self,
+        replica_id: str,
+        t_dispatch: float,
+        t_first: float | None = None,
+        outcome: Outcome | None = None,
+        detail: str = "",
+    ) -> None:
+        self.replica_id = replica_id
+        self.t_dispatch = t_dispatch
+        self.t_first = t_first
+        self.outcome = outcome
+        self.detail = detail
 
 
 _NO_TOKENS = Tokens()

@@ -19,13 +19,27 @@ MOST_KNOWN = 512
 _LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,15})\r\n", re.IGNORECASE)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Head:
     status: int
     headers: Headers  # names in lower case, as received otherwise
     length: int | None  # content-length; None: chunked or until close
     chunked: bool
-    lines: bytes | None = None  # those that a client gets, as they are written; None: not joined yet
+    lines: bytes | None  # those that a client gets, as they are written; None: not joined yet
+
+    def __init__(
+        self,
+        status: int,
+        headers: Headers,
+        length: int | None,
+        chunked: bool,
+        lines: bytes | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.length = length
+        self.chunked = chunked
+        self.lines = lines
 
     def get(self, name: bytes) -> bytes | None:
         for key, value in self.headers:

@@ -61,7 +61,7 @@ def protocol(
 class WireProtocol(HttpToolsProtocol):
     """One client connection. `cycle` is the request being read, `serving` the one being answered."""
 
-    cycle: SplicedCycle
+    cycle: SplicedCycle | None  # type: ignore[assignment]
     serving: SplicedCycle | None
 
     def __init__(
@@ -306,8 +306,8 @@ class WireProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._slow = None
         serving = self.serving
-        reads = serving is not None and serving.limit_bytes is not None and not serving.response_complete
-        if reads and serving is self.cycle and serving.more_body:
+        reading = serving is not None and serving is self.cycle and serving.more_body and not serving.response_complete
+        if reading and serving is not None and serving.limit_bytes is not None:
             return  # its reader has the same limit, and answers in the API's own form
         self._refuse(GatewayError(Code.BODY_TOO_SLOW, f"no whole request within {self.body_timeout_s:g} s"))
 

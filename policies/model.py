@@ -9,11 +9,12 @@ makes itself has its `__init__` written out: one that `dataclasses` generates is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from policies.request import Request as Request
+from policies.request import Shadowed as Shadowed
 from policies.view import Choice as Choice
 from policies.view import FleetView as FleetView
 from policies.view import ReplicaView as ReplicaView
@@ -50,53 +51,21 @@ class ServiceClass:
     engine_priority: int | None = None  # forwarded to replicas that schedule by priority; lower goes first
 
 
-@dataclass(slots=True)
-class Shadowed:
-    """What a policy that does not act would have done with one request; differences are its minus the taken one's."""
-
-    policy: str
-    replica_id: str
-    agrees: bool
-    uncached_tokens: int
-    ttft_s: float  # predicted
-
-
-@dataclass(slots=True)
-class Request:
-    """One API call as the core sees it. The deadlines are absolute times; `None` where there is no objective."""
-
-    id: str
-    model: str = ""
-    adapter: str | None = None
-    tenant: str | None = None
-    session: str | None = None
-    service_class: str = "standard"
-    arm: str | None = None
-    received_at: float = 0.0
-    ttft_deadline: float | None = None
-    tpot_s: float | None = None
-    itl_s: float | None = None
-    deadline: float | None = None
-    prompt_bytes: int = 0
-    prompt_tokens: int = 0  # estimate
-    chain: tuple[int, ...] = ()  # 64-bit chained hashes, one per 256-byte chunk
-    text: Callable[[], str] | None = None  # lazy; only some baselines read it
-    expected_tokens: int = 0  # expected output
-    max_tokens: int | None = None
-    streams: bool = True
-    generates: bool = True
-    shared_depth: Mapping[str, int] = field(default_factory=dict)  # replica -> chunks other gateways saw there
-    tenant_weight: float = 1.0  # share against other tenants of the same class
-    pinned: str | None = None  # the one replica that may take it: state of an earlier answer lives there
-    group: int | None = None  # of replicas that may take it, while an experiment divides the fleet
-    shadows: tuple[Shadowed, ...] = ()
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Usage:
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+
+    def __init__(
+        self,
+        prompt_tokens: int | None = None,
+        completion_tokens: int | None = None,
+        cached_tokens: int | None = None,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = completion_tokens
+        self.cached_tokens = cached_tokens
 
 
 @dataclass(slots=True)
@@ -181,10 +150,18 @@ class Dispatch:
         self.alternatives = alternatives
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Hold:
     request_id: str
     until: float  # latest time at which it is decided again
+
+    def __init__(
+        self,
+        request_id: str,
+        until: float,
+    ) -> None:
+        self.request_id = request_id
+        self.until = until
 
 
 @dataclass(slots=True, frozen=True)

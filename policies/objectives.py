@@ -33,17 +33,29 @@ class Partition(StrEnum):
 LATE = frozenset({Partition.SLOW_TTFT, Partition.SLOW_TPOT, Partition.SLOW_ITL, Partition.SLOW_E2E})
 
 
-@dataclass(slots=True)  # not frozen: freezing triples the cost of making what every request makes
+@dataclass(slots=True, init=False)  # not frozen: freezing triples the cost of making what every request makes
 class Objectives:
     """Bounds of one request in seconds, already resolved for its prompt length. None: does not apply."""
 
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    itl_s: float | None = None
-    e2e_s: float | None = None
+    ttft_s: float | None
+    tpot_s: float | None
+    itl_s: float | None
+    e2e_s: float | None
+
+    def __init__(
+        self,
+        ttft_s: float | None = None,
+        tpot_s: float | None = None,
+        itl_s: float | None = None,
+        e2e_s: float | None = None,
+    ) -> None:
+        self.ttft_s = ttft_s
+        self.tpot_s = tpot_s
+        self.itl_s = itl_s
+        self.e2e_s = e2e_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Timing:
     """Client-observed times of a complete answer, in seconds from the start the observer uses (receipt or schedule)."""
 
@@ -51,9 +63,27 @@ class Timing:
     last_content_s: float | None
     end_s: float
     output_tokens: int
-    longest_gap_s: float = 0.0
-    streamed: bool = True
-    generates: bool = True
+    longest_gap_s: float
+    streamed: bool
+    generates: bool
+
+    def __init__(
+        self,
+        first_content_s: float | None,
+        last_content_s: float | None,
+        end_s: float,
+        output_tokens: int,
+        longest_gap_s: float = 0.0,
+        streamed: bool = True,
+        generates: bool = True,
+    ) -> None:
+        self.first_content_s = first_content_s
+        self.last_content_s = last_content_s
+        self.end_s = end_s
+        self.output_tokens = output_tokens
+        self.longest_gap_s = longest_gap_s
+        self.streamed = streamed
+        self.generates = generates
 
     @property
     def tpot_s(self) -> float | None:
