@@ -244,8 +244,7 @@ class Gateway:
         self.watch.sync()
 
     def _finished(self, record: RequestRecord) -> None:
-        if record.arm is not None or not record.policy:
-            record.policy = self.experiments.policy_of(record.arm)
+        record.policy = self.experiments.policy_of(record.arm)
         if record.assignment is not None:
             self.experiments.finished(record, record.assignment)
         self.metrics.record(record)

@@ -74,6 +74,11 @@ class Attempt:
 
 _NO_TOKENS = Tokens()
 _NO_OBJECTIVES = Objectives()
+_AT_ONCE_MS = 0.05  # less than what is shown
+_OWN_LINES_AT_ONCE = (
+    b"x-request-id: %b\r\nx-forebay-replica: %b\r\nx-forebay-reason: %b\r\nx-forebay-queue-ms: 0.0\r\n"
+    b"server-timing: queue;dur=0.0, upstream;dur=%.1f\r\n"
+)
 _OWN_LINES = (
     b"x-request-id: %b\r\nx-forebay-replica: %b\r\nx-forebay-reason: %b\r\nx-forebay-queue-ms: %.1f\r\n"
     b"server-timing: queue;dur=%.1f, upstream;dur=%.1f\r\n"
@@ -172,6 +177,8 @@ class RequestRecord:
         wait_ms = (self.attempts[0].t_dispatch - self.received_at) * 1000.0
         upstream_ms = (now - last.t_dispatch) * 1000.0
         replica, reason = last.replica_id.encode(), self.choice_reason.encode()
+        if wait_ms < _AT_ONCE_MS:
+            return _OWN_LINES_AT_ONCE % (request_id, replica, reason, upstream_ms)
         return _OWN_LINES % (request_id, replica, reason, wait_ms, wait_ms, upstream_ms)
 
     def timing(self) -> Timing:

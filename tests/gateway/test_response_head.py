@@ -21,6 +21,21 @@ def test_a_known_head_differs_in_its_length_only() -> None:
     )  # hop-by-hop, length and id are not the replica's to set
 
 
+def test_a_head_like_the_last_differs_in_its_length_only_and_another_is_read_as_itself() -> None:
+    reader = HeadReader()
+    for _ in range(3):  # parsed, known, and the last
+        reader.read(WHOLE % 5)
+    read = [reader.read(raw) for raw in (WHOLE % 71, WHOLE.replace(b"Sun", b"Mon") % 8, WHOLE % 9)]
+    assert [None if one is None else (one[0].length, one[0].lines) for one in read] == [
+        (71, b"date: Sun\r\n"),
+        (8, b"date: Mon\r\n"),
+        (9, b"date: Sun\r\n"),
+    ]
+    assert reader.read(WHOLE.replace(b"%d", b"7 ")) == reader.read(WHOLE.replace(b"%d", b"7 "))
+    before, after = WHOLE.split(b"%d")
+    assert reader.read(before[:-2] + after) is None  # shorter than both together
+
+
 def test_a_stream_head_is_known_whole() -> None:
     reader = HeadReader()
     raw = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

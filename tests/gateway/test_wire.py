@@ -305,6 +305,6 @@ def test_a_write_to_a_client_that_just_left_is_nobodys_trouble() -> None:
         def write(self, data: bytes) -> None:
             raise RuntimeError("the handler is closed")
 
-    cycle = object.__new__(SplicedCycle)
+    cycle = SplicedCycle.__new__(SplicedCycle)
     cycle.transport = Gone()  # type: ignore[assignment]
     cycle.write(b": keep-alive\n\n")
