@@ -2,9 +2,10 @@
 # make test    linters, types and all tests that need no real vLLM
 # make test-vllm   the same gateway in front of two real vLLM replicas (FOREBAY_VLLM_DIR or FOREBAY_VLLM_URLS)
 # make bench-vllm  pacing in front of real replicas, judged by the clock: wants a quiet machine
-# make compiled    the core compiled into .compiled (needs a C compiler), and its tests run against that
+# make compiled    core and data path compiled into .compiled (needs a C compiler), and their tests run against that
 # make wheel   the same as a wheel for this platform and Python: dist/forebay-*.whl
-# make bench   CPU per request and per streamed event, beside vllm-router in the same run
+# make bench   CPU per request and per streamed event, beside vllm-router in the same run; compiled where there is a
+#              C compiler, BUILD=plain: as it is
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,6 +15,7 @@ BENCH_ARGS ?=
 TEST_ARGS ?=
 TEST_JOBS ?= 2
 COMPILED := .compiled
+BUILD ?= compiled
 
 .PHONY: demo test test-vllm compiled wheel bench bench-vllm lint format clean
 
@@ -55,8 +57,14 @@ wheel: $(VENV)/.test
 	$(BIN)/python deploy/compile.py --must $(COMPILED)
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist $(COMPILED)
 
+ifeq ($(BUILD),plain)
 bench: $(VENV)/.demo
 	$(BIN)/python -m loadtests.bench $(BENCH_ARGS)
+else
+bench: $(VENV)/.test
+	$(BIN)/python deploy/compile.py $(COMPILED)
+	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m loadtests.bench $(BENCH_ARGS)
+endif
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

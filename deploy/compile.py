@@ -1,13 +1,14 @@
-"""Compiles the way of a request with mypyc: a third of its CPU is left. python deploy/compile.py [--must] DIR | --can
+"""Compiles core and data path with mypyc, so that a request costs less CPU: python deploy/compile.py [--must] DIR | --can
 
 DIR receives copies of the three packages with the modules of `HOT` beside their sources as C extensions, which Python
 imports first. `pip install DIR` installs that, `PYTHONPATH=DIR` uses it as it is, and `forebay --version` says what
 runs. The sources are the same and mean the same; `make compiled` runs the tests of core and gateway against the result.
 Needs mypy, setuptools (the extra `compiled`) and a C compiler with Python's headers; without, DIR holds plain Python,
 one line says why, and nothing fails, unless it must (`--must`: exit status 1). `--can` only says whether it can.
-Compiled is what every request passes, in policies/ and gateway/, as one library: calls between its modules are plain C
-calls. Not compiled: what waits (a compiled coroutine lost a field while it waited, mypyc 2.4, 2 of 136 requests of
-400 KB; `waits.py`, `connecting.py` and `asgi.py` hold the gateway's), and what inherits from other packages' classes.
+`HOT` is every module on the usual way of a request; nothing waits on that, so coroutines stand beside these in modules
+of their own. Of a compiled class orjson sees no fields (`gateway/dumped.py`), an `__init__` that `dataclasses` makes
+stays Python (it is written out where it is hot), and a class attribute whose type is a union of several has no default
+(tests/deploy/test_compile.py looks for these).
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ PACKAGES = ("gateway", "policies", "loadtests")
 PROJECT = ("pyproject.toml", "README.md", "LICENSE")
 HOT = {
     "policies": (
-        "admission affinity binding blind canonical classes core dispatching feedback fleet_state forebay homes index "
-        "kv ledger model objectives pacing predictor prefix price queue request room roster seen side_by_side sight tracked "
-        "view working_set"
+        "admission affinity binding blind canonical classes core dispatching feedback fleet_state forebay homes "
+        "index kv ledger model objectives pacing predictor prefix price queue request room roster seen "
+        "side_by_side sight tracked view working_set"
     ),
     "gateway": (
-        "admit answer chunks coming counted course distribution door driven endpoints exchange fleet headers health "
-        "http1 openai pinning proxy pulses recent record relay reply request_head response_head result retry scheduler "
-        "signals sse stall tally tenants timeline upstream usage wire cycle"
+        "admit answer chunks coming counted course cycle distribution door driven endpoints exchange fleet headers "
+        "health http1 openai pinning proxy pulses recent record relay reply request_head response_head result "
+        "retry scheduler signals sse stall tally tenants timeline upstream usage wire"
     ),
 }
 # makes `pip install DIR` and `pip wheel DIR` name the platform, as extensions run on no other

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from gateway import endpoints, errors
-from gateway.client import BODYLESS, SPLICE, ClientGoneError, Listener, too_large, too_slow
+from gateway import arriving, endpoints, errors
+from gateway.client import BODYLESS, SPLICE, ClientGoneError, Listener, too_large
 from gateway.door import Door, Receipt
 from gateway.errors import Api, GatewayError
 from gateway.headers import Headers
@@ -39,13 +40,13 @@ class SplicedCycle(RequestResponseCycle):
     size = 0
     limit_bytes: int | None = None  # set once somebody reads the body
     listener: Listener | None = None
-    _waiter: asyncio.Future[None] | None = None
-    _receipt: Receipt | None = None
+    waiter: asyncio.Future[None] | None = None
+    receipt: Receipt | None = None
     _event: asyncio.Event | None = None
     _head = b""  # not yet written
     _length_given = False
     _asgi = False
-    _read = False  # an application has had the whole body
+    was_read = False  # an application has had the whole body
 
     def __init__(
         self,
@@ -105,33 +106,10 @@ class SplicedCycle(RequestResponseCycle):
         parts, self.parts = self.parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def read_body(self, limit_bytes: int, timeout_s: float, door: Door) -> bytes:
-        self.limit_bytes = limit_bytes
-        self.flow.resume_reading()  # a large body may have come whole and paused it: the client's end would go unseen
-        if self.more_body and not self.disconnected:
-            declared = next((value for name, value in self.scope["headers"] if name == b"content-length"), b"0")
-            if int(declared) > limit_bytes:
-                raise too_large(limit_bytes)
-            self._go_on()
-            self._waiter = self.protocol.loop.create_future()
-            self._receipt = receipt = door.receipt()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    self.arrived()
-                    await self._waiter
-            except TimeoutError:
-                raise too_slow(timeout_s) from None
-            finally:
-                self._waiter = self._receipt = None
-                receipt.close()
-        if self.disconnected:
-            raise ClientGoneError
-        if self.size > limit_bytes:
-            raise too_large(limit_bytes)
-        parts, self.parts = self.parts, []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def read_body(self, limit_bytes: int, timeout_s: float, door: Door) -> Coroutine[Any, Any, bytes]:
+        return arriving.read_body(self, limit_bytes, timeout_s, door)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.waiting_for_100_continue = False
@@ -140,7 +118,7 @@ class SplicedCycle(RequestResponseCycle):
         """More of the body is here, or the client left."""
         if self._event is not None:
             self._event.set()
-        waiter, receipt = self._waiter, self._receipt
+        waiter, receipt = self.waiter, self.receipt
         if waiter is None or receipt is None or waiter.done():
             return
         full = receipt.grown(self.size)
@@ -160,21 +138,8 @@ class SplicedCycle(RequestResponseCycle):
         if self.listener is not None:
             self.listener.on_gone()
 
-    async def receive(self) -> Any:
-        self._go_on()
-        waits = not self.parts and (self.more_body or self._read)  # an empty body is one too
-        if waits and not self.disconnected and not self.response_complete:
-            self.flow.resume_reading()  # it may stand still: what is there is handed over first
-            self.message_event.clear()
-            await self.message_event.wait()
-        if self.disconnected or self.response_complete:
-            return {"type": "http.disconnect"}
-        body = b"".join(self.parts)
-        self.parts.clear()
-        self.size = 0
-        self._read = not self.more_body
-        self.flow.resume_reading()
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+    def receive(self) -> Coroutine[Any, Any, Any]:
+        return arriving.receive(self)
 
     # -- the answer ----------------------------------------------------------------------------------------------
 

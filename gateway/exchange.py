@@ -3,8 +3,8 @@ and closed in the read that brought its answer. Streams are written by the attem
 
 Whatever is not usual (a body still on its way, a request that is held, a connection to be opened, a failed attempt, a
 client that leaves, a request taken back) goes on as the coroutine of `waits.py`, from the very point reached here.
-Trade-off: the first steps stand here and there; but what has no coroutine can be compiled (a compiled one loses fields
-while it waits), and that is where most of the CPU of a request could be saved (loadtests/results.md).
+Trade-off: the first steps stand here and there; but what has no coroutine can be compiled (`deploy/compile.py`), and
+that saves most of the CPU of a request (loadtests/results.md).
 """
 
 from __future__ import annotations

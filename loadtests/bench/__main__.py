@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from gateway.version import built
 from loadtests import terminal
 from loadtests.bench import cost, decisions, held
 from loadtests.bench import workers as several
@@ -75,7 +76,7 @@ def run(
 
 def show(results: cost.Results, bars_: Sequence[cost.Bar] = cost.BARS) -> bool:
     """Prints the tables; True if every bar that was measured is met and nothing failed."""
-    table = Table(title="us of CPU (median of the rounds) | thousands a second")
+    table = Table(title=f"us of CPU (median of the rounds) | thousands a second; forebay: {built()}")
     table.add_column("")
     for name in results:
         table.add_column(name, justify="right")
@@ -116,6 +117,7 @@ def as_json(results: cost.Results, rounds: int, round_s: float) -> dict[str, Any
         "errors": {s: {c: m.errors for c, m in row.items()} for s, row in results.items()},
         "provenance": {
             "command": "python -m loadtests.bench",
+            "forebay": built(),
             "rounds": rounds,
             "round_s": round_s,
             "machine": platform.platform(),
