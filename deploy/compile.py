@@ -1,4 +1,4 @@
-"""Compiles core and data path with mypyc, so that a request costs less CPU: python deploy/compile.py [--must] DIR | --can
+"""Compiles core and data path with mypyc, so that a request costs less: python deploy/compile.py [--must] DIR | --can
 
 DIR receives copies of the three packages with the modules of `HOT` beside their sources as C extensions, which Python
 imports first. `pip install DIR` installs that, `PYTHONPATH=DIR` uses it as it is, and `forebay --version` says what

@@ -178,7 +178,7 @@ def admit(
     # who looks at no prompt is not shown one: bytes of the body do for an estimate
     reads = proxy.scheduler.reads_prefix or rules.journals
     parts = call.canonical(endpoint, model, adapter) if reads else []
-    prompt_bytes = len(body) if canonical.cut(parts) else sum([len(part) for part in parts]) or len(body)
+    prompt_bytes = len(body) if canonical.cut(parts) else sum([len(part) for part in parts], 0) or len(body)
     generates = endpoint.kind is Kind.GENERATE
     earlier = call.previous_response if endpoint.api is Api.RESPONSES else None
     request = Request(

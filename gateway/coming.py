@@ -38,7 +38,7 @@ class Coming:
         self.missing -= size
         if self.missing < 0 or not self._door.fits(size):
             return False
-        self._receipt.grown(sum([len(part) for part in self.parts]))
+        self._receipt.grown(sum([len(part) for part in self.parts], 0))
         return True
 
     def close(self) -> None:

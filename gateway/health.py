@@ -280,7 +280,7 @@ class FleetHealth:
         """(in rotation, all) of the replicas that do not drain, for each model that `r` serves."""
         for model in r.models or {""}:
             peers = [o for o in self.records.values() if not o.draining and (model in o.models or not o.models)]
-            yield sum(o.in_rotation for o in peers), len(peers)
+            yield sum([o.in_rotation for o in peers], 0), len(peers)
 
     def _count(self, r: Record, failed: bool, now: float) -> None:
         width = self._bucket_s
@@ -294,7 +294,7 @@ class FleetHealth:
         if r.failed_in_row >= s.failures_in_row:
             return True
         recent = [b for b in r.window if now - b[0] < s.failure_window_s]
-        attempts, failures = sum(b[1] for b in recent), sum(b[2] for b in recent)
+        attempts, failures = sum([b[1] for b in recent], 0.0), sum([b[2] for b in recent], 0.0)
         return attempts >= s.failure_min_attempts and failures >= s.failure_share * attempts
 
     def _restarted(self, beat: Beat, values: Scraped) -> bool:

@@ -86,7 +86,7 @@ class Call:
     @property
     def length(self) -> int:
         parts = self.parts
-        return len(parts[0]) if len(parts) == 1 else sum([len(part) for part in parts])
+        return len(parts[0]) if len(parts) == 1 else sum([len(part) for part in parts], 0)
 
     def canonical(self, endpoint: Endpoint, model: str, adapter: str | None) -> list[bytes]:
         """The canonical prompt in parts; empty where there is none to match."""

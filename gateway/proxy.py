@@ -238,19 +238,20 @@ class Proxy:
     def awaits(self, replica_id: str) -> int:
         """Requests that only this replica's engine can move on. One whose client does not read is not: the engine may
         have long finished it, and would look hung to everyone because of one slow reader."""
-        return sum(
+        waits = [
             exchange.relay is not None
             and not exchange.relay.over
             and exchange.record.replica_id == replica_id
             and exchange.endpoint.takes_steps
             and not exchange.client.paused
             for exchange in self.live
-        )
+        ]
+        return waits.count(True)
 
     def silent(self, replica_id: str, for_s: float) -> int:
         """Streams of a replica that have begun and said nothing for so long, though their clients read."""
         now = time.monotonic()
-        return sum(
+        quiet = [
             (relay := exchange.relay) is not None
             and not relay.over
             and relay.content_events > 0
@@ -258,7 +259,8 @@ class Proxy:
             and not exchange.client.paused
             and now - relay.last_sign_at >= for_s
             for exchange in self.live
-        )
+        ]
+        return quiet.count(True)
 
     def give_up_on(self, replica_id: str, silent_since: float = 0.0) -> None:
         """The engine hangs or its port is shut: what has no content yet is tried elsewhere, not at its timeout.

@@ -87,7 +87,7 @@ class Meter:
     def scraped(self, values: Scraped) -> None:
         """Generated tokens between two scrapes over events seen between them, where enough of both moved."""
         tokens, before = values.generation_tokens, self._scraped
-        seen = self.events_total + sum(s.content_events for s in self.live)
+        seen = self.events_total + sum([s.content_events for s in self.live], 0)
         enough = seen - self._events >= 32 and not self._told
         if enough and tokens is not None and before is not None and tokens > before:
             self._learn((tokens - before) / (seen - self._events))

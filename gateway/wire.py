@@ -202,7 +202,7 @@ class WireProtocol(HttpToolsProtocol):
             return
         limit = self.max_header_bytes
         if self._head_bytes > limit:  # it may be the body or earlier requests: count the head itself
-            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers], 0)
             if size > limit:
                 self._too_large()
                 return
