@@ -23,7 +23,8 @@ FIRST_PROBES_S = 3.0  # the banner waits this long for replicas to answer
 async def greet(gateway: Gateway, address: str) -> None:
     """The banner, once the replicas have had time to answer their first probe."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(gateway.watch.settled.wait(), FIRST_PROBES_S)
+        async with asyncio.timeout(FIRST_PROBES_S):
+            await gateway.watch.settled.wait()
     console = Console()
     console.print(greeting(gateway, address))
     console.print(example(gateway, address), markup=False, highlight=False, soft_wrap=True)

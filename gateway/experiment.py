@@ -28,6 +28,7 @@ from gateway.experiment_merge import merged
 from gateway.experiment_results import results
 from gateway.experiment_series import series
 from gateway.experiment_table import Experiment, core, mistakes
+from gateway.lost_cancel import told_to_end
 from gateway.record import RequestRecord
 from gateway.scheduler import Scheduler
 from gateway.shadows import Shadows, bare
@@ -352,7 +353,7 @@ class Experiments(Collector):
             self._save()
 
     async def _watch(self) -> None:
-        while True:
+        while not told_to_end():
             trial = self.running
             wait = JUDGE_S
             if trial is not None and trial.plan.design is Design.SWITCHBACK:

@@ -22,6 +22,7 @@ from gateway.exchange import Exchange
 from gateway.hand_live import Viewers
 from gateway.lag import LoopLag
 from gateway.link import Link, Message
+from gateway.lost_cancel import told_to_end
 from gateway.messages import To
 from gateway.mirror import Mirror
 from gateway.prefixes import MOST_BODY_BYTES
@@ -91,7 +92,8 @@ class Hand:
         self._calling.add_done_callback(_report)
         self._state()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.welcome.wait(), FIRST_WELCOME_S)
+            async with asyncio.timeout(FIRST_WELCOME_S):
+                await self.welcome.wait()
 
     def drain(self) -> None:
         if not self.proxy.draining:
@@ -151,7 +153,7 @@ class Hand:
     async def _call(self) -> None:
         """Calls until a core answers, and again whenever there is none."""
         loop = asyncio.get_running_loop()
-        while True:
+        while not told_to_end():
             lost = loop.create_future()
             link = Link(self._heard, lambda lost=lost: None if lost.done() else lost.set_result(None))  # type: ignore[misc]
             try:

@@ -20,6 +20,8 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from gateway.lost_cancel import told_to_end
+
 INTERVAL_S = 1.0
 SOONEST_S = 0.1
 FRESH_S = 0.9
@@ -108,7 +110,7 @@ class Live:
         self._snapshot = orjson.dumps(taken)
 
     async def _run(self) -> None:
-        while True:
+        while not told_to_end():
             self._take(self._clock())
             self._latest = b"event: snapshot\ndata: %b\n\n" % self._snapshot
             news, self._news = self._news, asyncio.Event()
@@ -116,7 +118,8 @@ class Live:
             self._hurry.clear()
             await asyncio.sleep(SOONEST_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), INTERVAL_S - SOONEST_S)
+                async with asyncio.timeout(INTERVAL_S - SOONEST_S):
+                    await self._hurry.wait()
 
 
 def _event(name: str, data: Any) -> bytes:

@@ -19,6 +19,7 @@ import httpx
 
 from gateway import probe, scrape
 from gateway.fleet import Fleet
+from gateway.lost_cancel import told_to_end
 from gateway.replica import Replica
 from gateway.sections import Health, Scrape
 
@@ -89,7 +90,7 @@ class Watch:
             loops.create_task(self._scrape_loop(replica, http, look))
 
     async def _probe_loop(self, replica: Replica, http: httpx.AsyncClient, look: asyncio.Event) -> None:
-        while True:
+        while not told_to_end():
             s = self._health
             failure = await probe.health(http, replica, s.probe_timeout_s)
             if failure is None and self._there(replica) and self._models_due(replica):
@@ -112,7 +113,7 @@ class Watch:
             look.clear()
 
     async def _scrape_loop(self, replica: Replica, http: httpx.AsyncClient, look: asyncio.Event) -> None:
-        while True:
+        while not told_to_end():
             s = self._scraping
             asked = replica.url
             try:

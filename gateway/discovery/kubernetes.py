@@ -25,6 +25,7 @@ from gateway.discovery import slices
 from gateway.discovery.report import Report, SourceError
 from gateway.discovery.slices import Spoken
 from gateway.discovery.tables import KubernetesSource
+from gateway.lost_cancel import told_to_end
 
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FIRST_PAUSE_S = 0.5
@@ -57,7 +58,7 @@ class Kubernetes:
 
     async def run(self, report: Report) -> None:
         pause_s = 0.0
-        while True:
+        while not told_to_end():
             try:
                 async with self._client() as http:
                     await self._list(http, report)

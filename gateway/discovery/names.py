@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from gateway.discovery.membership import Member
 from gateway.discovery.report import Report, SourceError
 from gateway.discovery.tables import SRV, DnsSource, server
+from gateway.lost_cancel import told_to_end
 from gateway.sections import Replica
 
 NOBODY = (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer)
@@ -56,7 +57,7 @@ class Names:
         self._known = {name: Known() for name in settings.names}
 
     async def run(self, report: Report) -> None:
-        while True:
+        while not told_to_end():
             now = self._clock()
             due = [name for name, known in self._known.items() if known.due <= now]
             troubles = [t for t in await asyncio.gather(*(self._look_up(name) for name in due)) if t]

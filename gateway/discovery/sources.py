@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from gateway.discovery.membership import Membership
 from gateway.discovery.report import Report
 from gateway.discovery.tables import Discovery
+from gateway.lost_cancel import told_to_end
 
 log = logging.getLogger("forebay.discovery")
 AGAIN_S = 1.0
@@ -74,7 +75,7 @@ class Sources:
         self._running[name] = (table, task)
 
     async def _run(self, name: str, table: Any, report: Report) -> None:
-        while True:
+        while not told_to_end():
             try:
                 await self._source(name, table).run(report)
             except Exception:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from gateway.config import is_pem
 from gateway.discovery.membership import Member
 from gateway.discovery.report import Report, SourceError
+from gateway.lost_cancel import told_to_end
 from gateway.mistakes import lines_of
 from gateway.sections import Replica, Table
 
@@ -41,7 +42,7 @@ class WatchedFile:
         before: Look | None = None
         taken: Look | None = None
         first = True
-        while True:
+        while not told_to_end():
             try:
                 look = await asyncio.to_thread(self._look)
                 if look != taken and (first or look == before):

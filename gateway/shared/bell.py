@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
+from gateway.lost_cancel import told_to_end
 from gateway.shared.store import Command, Store
 
 SOONEST_S = 0.005  # between two exchanges
@@ -36,7 +37,7 @@ class Bell:
 
     async def listen(self) -> None:
         """Until it is cancelled."""
-        while True:
+        while not told_to_end():
             if self._store.up:
                 try:
                     await self._listen()
@@ -48,7 +49,7 @@ class Bell:
         async with self._store.subscription() as subscription:
             await subscription.subscribe(self._name)
             self._heard()  # it may have rung before
-            while self._store.up:
+            while self._store.up and not told_to_end():
                 message = await subscription.get_message(ignore_subscribe_messages=True, timeout=AGAIN_S)
                 if message is not None and message["data"] != self._me.encode():
                     self._heard()

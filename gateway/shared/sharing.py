@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.control import Control
+from gateway.lost_cancel import told_to_end
 from gateway.shared.bell import SOONEST_S, Bell
 from gateway.shared.changes import Changes
 from gateway.shared.clock import SharedClock
@@ -53,7 +54,6 @@ class Sharing(Collector):
         self._tasks: list[asyncio.Task[None]] = []
         self._heard_at = scheduler.clock()
         self._epoch: object = None
-        self._closing = False
 
     def start(self, control: Control) -> None:
         self.changes.control = control
@@ -67,7 +67,6 @@ class Sharing(Collector):
         ]
 
     async def close(self) -> None:
-        self._closing = True  # a client that is cancelled in the middle of an answer may go on with the next
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -78,7 +77,7 @@ class Sharing(Collector):
     async def _exchange(self) -> None:
         failures = 0
         table = self.store.table
-        while not self._closing:
+        while not told_to_end():
             try:
                 failures = 0 if await self._once() else failures + 1
             except Exception:
@@ -89,7 +88,8 @@ class Sharing(Collector):
                 continue
             await asyncio.sleep(min(SOONEST_S, table.register_s))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._soon.wait(), max(0.0, table.register_s - SOONEST_S))
+                async with asyncio.timeout(max(0.0, table.register_s - SOONEST_S)):
+                    await self._soon.wait()
             self._soon.clear()
 
     def _ring(self) -> None:
