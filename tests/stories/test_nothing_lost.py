@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,8 +57,8 @@ drain_s = 60.0
 drain_s = 600.0
 """
 )
-CLIENTS, STREAMS, LONG = 4, 6, 6
-PROMPT = "the sea gives it back as rain and the river takes it to the sea again " * 70
+CLIENTS, STREAMS, MOST = 4, 6, 60
+PROMPT = "the sea gives it back as rain and the river takes it to the sea again " * 200
 
 
 @dataclass
@@ -87,19 +87,29 @@ class Scene:
     def in_every_state(self, during: Callable[[list[Opened]], object]) -> Iterator[Callable[[int], None]]:
         """Streams have begun, requests are held everywhere, clients ask; then `during`, and replicas work again. The
         block can wait until so many requests more have ended; it ends when all have."""
-        long = LONG * len(self.urls)
-        with ThreadPoolExecutor(STREAMS + long) as pool, self.books.asking(self.urls, CLIENTS) as flows:
-            flows(8)
-            streams = self._standing(pool)
-            asked = [pool.submit(self.books.ask, self.urls[i % len(self.urls)], PROMPT, 1) for i in range(long)]
-            wait_for(lambda: self.waiting() == len(streams) + long + CLIENTS, "all that clients have sent is waiting")
-            assert all(seen(front, "forebay_held_requests") for front in self.fronts)
-            during(streams)
-            self.each("clear")
+        with ThreadPoolExecutor(STREAMS + MOST) as pool, self.books.asking(self.urls, CLIENTS) as flows:
+            try:
+                flows(8)
+                streams = self._standing(pool)
+                asked: list[Future[str]] = []
+                for front in self.fronts:
+                    self._hold(pool, front, len(streams), asked)
+                during(streams)
+            finally:
+                self.each("clear")  # whatever went wrong: nobody waits for ever
             yield flows
             flows(8)
             for job in (*asked, *(stream.job for stream in streams)):
                 job.result()
+
+    def _hold(self, pool: ThreadPoolExecutor, front: Gateway, streams: int, asked: list[Future[str]]) -> None:
+        """Asks until somebody is held there; then all that clients have sent is known to the gateways."""
+        while True:
+            wait_for(lambda: self.waiting() == streams + len(asked) + CLIENTS, "all that clients have sent is waiting")
+            if seen(front, "forebay_held_requests"):
+                return
+            assert len(asked) < MOST
+            asked.append(pool.submit(self.books.ask, front.url, PROMPT, 1))
 
     def waiting(self) -> float:
         """Requests that a core has sent to a replica or holds."""
