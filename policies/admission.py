@@ -9,6 +9,7 @@ best one's. Trade-off: counts good requests forgone for fairness; an infinite bo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from enum import Enum
 from typing import Final
@@ -47,12 +48,7 @@ class SizeFairness:
         self.unpriced = [0.0] * 4  # of these, the ones that no price chose
 
     def quartile(self, prompt_tokens: int) -> int:
-        if self._edges is None:
-            return 0
-        low, middle, high = self._edges
-        if prompt_tokens <= middle:
-            return 0 if prompt_tokens <= low else 1
-        return 2 if prompt_tokens <= high else 3
+        return 0 if self._edges is None else bisect_left(self._edges, prompt_tokens)
 
     def arrived(self, prompt_tokens: int) -> None:
         self._recent.append(prompt_tokens)

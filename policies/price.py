@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from typing import Final, TypeAlias
 
 from policies.admission import SizeFairness
@@ -36,10 +36,13 @@ UNBELIEVED: Final = 2.0  # the same while a price is asked and hardly anybody is
 FREE: Final = float("inf")
 ALIKE: Final = 1.05  # times as dear: no reason to serve the one and refuse the other
 SPARE: Final = 4.0  # requests: so many served beyond the least share are set against it, no more
+MOST_DROPPED: Final = 1_000  # arrivals that are past, before their places are given back
 MOST_SORTED: Final = 1_000  # arrivals
 Tariff: TypeAlias = tuple[float, float]  # seconds per token and per token times context: b and c of `predictor.py`
 # at, uncached tokens / weight, their context / weight, prompt tokens, tenant, whether here
 Arrival: TypeAlias = tuple[float, float, float, int, str | None, bool]
+
+Priced: TypeAlias = tuple[float, float, int, str | None]  # at, cost in seconds, prompt tokens, tenant
 
 
 class Price:
@@ -72,6 +75,7 @@ class Price:
 
     def too_dear(self, prompt_tokens: int, tokens: float, tenant: str | None, now: float, context: float = 0.0) -> bool:
         """At arrival. tokens, context: u and u (h + u/2) of its prefill, both / weight."""
+        self._pass_to(now)  # little each time, and not all at once where many wait for it
         self._arrivals.append((now, tokens, context, prompt_tokens, tenant, True))
         self._here[0] += tokens
         self._here[1] += context
@@ -136,30 +140,30 @@ class Price:
         count, span = len(self._arrivals) - self._first, self._span_s(now)
         budget = self.factor * capacity * span
         self.excess_s = max(0.0, asked_s - budget) / max(self.factor * capacity, 1e-3)
-        if (
-            count < LEAST_ARRIVALS
-            or asked_s <= budget
-            or not self._recent_exceed(self.factor * capacity * RECENT_S - waiting_s, now)
-        ):
-            self.thresholds, self.exempt, self.excess_s = [FREE] * 4, frozenset(), 0.0
-            self._least = 0.0
+        if count < LEAST_ARRIVALS or asked_s <= budget:
+            self._ask_nothing()
             return
-        self.fairness.steer()
-        every = 1 + count // MOST_SORTED  # of thousands of arrivals a part says the same, and sorting all takes 20 ms
+        every = 1  # of thousands of arrivals a part says the same, and all of them would take 20 ms
+        if count > MOST_SORTED:
+            every += 2 * count // MOST_SORTED
         per_token, per_context = self.tariff
         arrivals = [
             (at, per_token * tokens + per_context * context, prompt_tokens, tenant)
             for at, tokens, context, prompt_tokens, tenant, _ in self._arrivals[self._first :: every]
         ]
+        if _recent(arrivals, now) * every <= self.factor * capacity * RECENT_S - waiting_s:
+            self._ask_nothing()
+            return
+        self.fairness.steer()
         budget /= every
         excused = self._excuse(arrivals, capacity * span / every)
         if self.exempt:
             budget = max(0.1 * budget, HEADROOM * budget - excused)
         costs: list[list[float]] = [[], [], [], []]
-        recent_s = 0.0
+        recent_s, exempt, quartile_of = 0.0, self.exempt, self.fairness.quartile
         for at, cost, prompt_tokens, tenant in arrivals:
-            if tenant not in self.exempt:
-                costs[self.fairness.quartile(prompt_tokens)].append(cost)
+            if tenant not in exempt:
+                costs[quartile_of(prompt_tokens)].append(cost)
                 if at >= now - RECENT_S:
                     recent_s += cost
         if not any(costs):  # every tenant asks for its share or less: nobody is to be charged
@@ -187,6 +191,10 @@ class Price:
         for i, q in enumerate(costs):
             self._choose(i, q, kept[i] + part * max(0, most[i] - kept[i]))
 
+    def _ask_nothing(self) -> None:
+        self.thresholds, self.exempt, self.excess_s = [FREE] * 4, frozenset(), 0.0
+        self._least = 0.0
+
     def _choose(self, quartile: int, costs: list[float], served: float) -> None:
         """The threshold so that `served` of these, cheapest first, are below it, and the share of those about as dear.
         Of prompts that are all alike it is a share, or all would be refused, and nothing would be learnt any more."""
@@ -208,16 +216,26 @@ class Price:
 
     def _pass_to(self, now: float) -> None:
         """Forgets what is older than the window."""
-        arrivals, first = self._arrivals, self._first
-        while first < len(arrivals) and arrivals[first][0] < now - WINDOW_S:
-            _, tokens, context, _, _, here = arrivals[first]
-            self._asked[0] -= tokens
-            self._asked[1] -= context
+        arrivals, first, oldest = self._arrivals, self._first, now - WINDOW_S
+        asked_tokens = asked_context = here_tokens = here_context = 0.0
+        while first < len(arrivals):
+            at, tokens, context, _, _, here = arrivals[first]
+            if at >= oldest:
+                break
+            asked_tokens += tokens
+            asked_context += context
             if here:
-                self._here[0] -= tokens
-                self._here[1] -= context
+                here_tokens += tokens
+                here_context += context
             first += 1
-        if 2 * first > len(arrivals):
+        if first == self._first:
+            return
+        if first == len(arrivals):  # exactly zero: sums of floats drift
+            self._asked, self._here = [0.0, 0.0], [0.0, 0.0]
+        else:
+            self._asked = [self._asked[0] - asked_tokens, self._asked[1] - asked_context]
+            self._here = [self._here[0] - here_tokens, self._here[1] - here_context]
+        if first > MOST_DROPPED or 2 * first > len(arrivals):
             del arrivals[:first]
             first = 0
         self._first = first
@@ -226,19 +244,7 @@ class Price:
         """Age of the oldest in the window, a second at least."""
         return max(now - self._arrivals[self._first][0], 1.0) if self._first < len(self._arrivals) else 1.0
 
-    def _recent_exceed(self, most_s: float, now: float) -> bool:
-        """Whether the arrivals of the last few seconds ask for more than this within as much time: one prompt fills one
-        replica, so one of half a minute is no overload while the others idle."""
-        asked = 0.0
-        for at, tokens, context, _, _, _ in islice(reversed(self._arrivals), len(self._arrivals) - self._first):
-            if at < now - RECENT_S:
-                break
-            asked += min(self._cost(tokens, context), RECENT_S)
-            if asked > most_s:
-                return True
-        return asked > most_s
-
-    def _excuse(self, arrivals: Sequence[tuple[float, float, int, str | None]], budget: float) -> float:
+    def _excuse(self, arrivals: Sequence[Priced], budget: float) -> float:
         """Tenants that ask for about an equal share or less are exempt; answers the seconds they ask for."""
         if len({arrival[3] for arrival in arrivals}) < 2:
             self.exempt = frozenset()
@@ -269,3 +275,14 @@ class Price:
             if kept == before:
                 break
         return kept
+
+
+def _recent(arrivals: Sequence[Priced], now: float) -> float:
+    """What the arrivals of the last few seconds ask for within as much time: one prompt fills one replica, so one of
+    half a minute is no overload while the others idle."""
+    asked = 0.0
+    for at, cost, _, _ in reversed(arrivals):
+        if at < now - RECENT_S:
+            break
+        asked += min(cost, RECENT_S)
+    return asked
