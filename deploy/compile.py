@@ -28,8 +28,8 @@ PROJECT = ("pyproject.toml", "README.md", "LICENSE")
 HOT = {
     "policies": (
         "admission affinity binding blind canonical classes core dispatching feedback fleet_state forebay homes "
-        "index kv ledger model objectives pacing predictor prefix price queue request room roster seen "
-        "side_by_side sight tracked view working_set"
+        "index kv ledger model objectives pacing predictor prefix price prices queue request room roster seen "
+        "side_by_side sight told tracked view working_set"
     ),
     "gateway": (
         "admit answer chunks coming counted course cycle distribution door driven endpoints exchange fleet headers "
