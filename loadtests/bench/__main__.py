@@ -62,7 +62,7 @@ def run(
             vllm_router("round_robin", executable, ports[0]),
             vllm_router("cache_aware", executable, ports[1]),
         ]
-    rounds, round_s = (3 if quick else 15), 1.0  # many short ones: what a machine does beside us comes in seconds
+    rounds, round_s = (3 if quick else 15), 1.0  # many short ones: what else a machine does comes in seconds
     try:
         results = cost.measure(contenders, wanted, rounds, round_s, console)
     except NotReadyError as failure:
@@ -212,10 +212,10 @@ def workers_command(
 
     Example: python -m loadtests.bench workers --quick
     """
-    rounds, round_s = (3 if quick else 15), 1.0  # many short ones: what a machine does beside us comes in seconds
+    rounds, round_s = (3 if quick else 15), 1.0  # many short ones: what else a machine does comes in seconds
     try:
         results = several.beside_one(policy, workers, rounds, round_s, console)
-        rate, took = several.distance(policy, workers, 2 * round_s, console)
+        rate, took = several.distance(policy, workers, 2.0 if quick else 6.0, console)
     except NotReadyError as failure:
         console.print(f"[red]{failure}")
         raise typer.Exit(1) from None

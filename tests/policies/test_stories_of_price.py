@@ -123,7 +123,7 @@ def test_however_much_of_them_is_cached_some_are_always_served(
 
 
 def test_after_a_cache_was_lost_the_share_that_capacity_admits_is_served() -> None:
-    """Twice as much is asked for as one replica serves, then four times as much: 21 of 50 before, within ten seconds 10."""
+    """Twice as much is asked for as one replica serves, then four times as much: 21 of 50 before, soon 10."""
     price = Price(SizeFairness(2.0))
     uncached = [1000.0] * 800 + [2000.0] * 800
     served = ask(price, iter([(tokens, 0.0001) for tokens in uncached]), 20.0, 1.0)
