@@ -38,8 +38,9 @@ async def read_body(cycle: SplicedCycle, limit_bytes: int, timeout_s: float, doo
         raise ClientGoneError
     if cycle.size > limit_bytes:
         raise too_large(limit_bytes)
-    parts, cycle.parts = cycle.parts, []
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    body = cycle.take_body(limit_bytes)
+    assert body is not None  # it is whole, and no larger than it may be
+    return body
 
 
 async def receive(cycle: SplicedCycle) -> Any:

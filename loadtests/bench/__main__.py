@@ -31,6 +31,8 @@ from loadtests.ports import free_ports
 
 app = typer.Typer(add_completion=False, invoke_without_command=True)
 console = terminal.console()
+QUICK_ROUNDS, ROUNDS = 3, 15
+ROUND_S = 1.0  # many short rounds: what else a machine does comes in seconds
 
 
 @app.callback()
@@ -62,15 +64,15 @@ def run(
             vllm_router("round_robin", executable, ports[0]),
             vllm_router("cache_aware", executable, ports[1]),
         ]
-    rounds, round_s = (3 if quick else 15), 1.0  # many short ones: what else a machine does comes in seconds
+    rounds = QUICK_ROUNDS if quick else ROUNDS
     try:
-        results = cost.measure(contenders, wanted, rounds, round_s, console)
+        results = cost.measure(contenders, wanted, rounds, ROUND_S, console)
     except NotReadyError as failure:
         console.print(f"[red]{failure}")
         raise typer.Exit(1) from None
     met = show(results)
     if out is not None:
-        out.write_text(json.dumps(as_json(results, rounds, round_s), indent=1) + "\n")
+        out.write_text(json.dumps(as_json(results, rounds, ROUND_S), indent=1) + "\n")
     raise typer.Exit(0 if met else 1)
 
 
@@ -212,9 +214,9 @@ def workers_command(
 
     Example: python -m loadtests.bench workers --quick
     """
-    rounds, round_s = (3 if quick else 15), 1.0  # many short ones: what else a machine does comes in seconds
+    rounds = QUICK_ROUNDS if quick else ROUNDS
     try:
-        results = several.beside_one(policy, workers, rounds, round_s, console)
+        results = several.beside_one(policy, workers, rounds, ROUND_S, console)
         rate, took = several.distance(policy, workers, 2.0 if quick else 6.0, console)
     except NotReadyError as failure:
         console.print(f"[red]{failure}")

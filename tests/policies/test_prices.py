@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
+from collections.abc import Callable
 
 from policies.core import Balancer
 from policies.model import Added, Decision, Dispatch, Outcome, Request, ServiceClass, Shed
 from policies.registry import make
 from policies.settings import Settings
+from tests.policies.play import Play
 
 MODELS = ("gemma", "llama", "mistral", "qwen")
 PREFILL_S = 0.4
@@ -38,34 +39,25 @@ def chat(name: str, model: str, now: float, adapter: str | None = None) -> Reque
 
 def refused(b: Balancer, offered: list[tuple[float, str]]) -> Counter[str]:
     """By model. offered: when, and for which model; replicas prefill one prompt after the other, 0.4 s each."""
-    events = [(at, n, "arrive", f"{n} {model}") for n, (at, model) in enumerate(offered)]
-    heapq.heapify(events)
     free_at: dict[str, float] = {}
-    number, out = len(events), Counter[str]()
+    out = Counter[str]()
 
-    def follow(decisions: list[Decision], now: float) -> None:
-        nonlocal number
-        for decision in decisions:
-            if isinstance(decision, Dispatch):
-                at = free_at[decision.replica_id] = max(now, free_at.get(decision.replica_id, 0.0)) + PREFILL_S
-                number += 1
-                heapq.heappush(events, (at + 0.05, number, "first", decision.request_id))
-                heapq.heappush(events, (at + 0.55, number, "over", decision.request_id))
-            elif isinstance(decision, Shed):
-                out[decision.request_id.split()[1]] += 1
+    def each(decision: Decision, now: float) -> None:
+        if isinstance(decision, Dispatch):
+            name = decision.request_id
+            at = free_at[decision.replica_id] = max(now, free_at.get(decision.replica_id, 0.0)) + PREFILL_S
+            play.at(at + 0.05, lambda now: play.follow(b.first_token(name, now), now))
+            play.at(at + 0.55, lambda now: play.follow(b.complete(name, Outcome.SUCCESS, None, now), now))
+        elif isinstance(decision, Shed):
+            out[decision.request_id.split()[1]] += 1
 
-    while events:
-        wake = b.next_wake()
-        if wake is not None and wake < events[0][0]:
-            follow(b.wake(wake), wake)
-            continue
-        now, _, kind, name = heapq.heappop(events)
-        if kind == "arrive":
-            follow(b.submit(chat(name, name.split()[1], now), now), now)
-        elif kind == "first":
-            follow(b.first_token(name, now), now)
-        else:
-            follow(b.complete(name, Outcome.SUCCESS, None, now), now)
+    def arrive(name: str, model: str) -> Callable[[float], None]:
+        return lambda now: play.follow(b.submit(chat(name, model, now), now), now)
+
+    play = Play(b, each)
+    for n, (at, model) in enumerate(offered):
+        play.at(at, arrive(f"{n} {model}", model))
+    play.run()
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
+from itertools import count
 
 import pytest
 
@@ -13,6 +14,7 @@ from policies.model import Added, Decision, Dispatch, Outcome, Request, ServiceC
 from policies.predictor import PrefillFit
 from policies.registry import make
 from policies.settings import Settings
+from tests.policies.play import Play
 
 CHAT = ServiceClass("chat")
 
@@ -154,38 +156,33 @@ def closed_loop(latency_s: float, clients: int, turn_s: float, seconds: int) -> 
     that answer each after about this latency, however many are out. First tokens are heard of at the turns of an event
     loop. Answers how many were served and refused in the second half."""
     b, rng = forebay("a", "b"), random.Random(3)
-    events = [(n * 1e-4, n, "arrive", f"r{n}") for n in range(clients)]
-    number, served, refused = clients, 0, 0
+    served, refused, numbers = 0, 0, count()
 
     def arrive(at: float) -> None:
-        nonlocal number
-        number += 1
-        heapq.heappush(events, (at, number, "arrive", f"r{number}"))
+        name = f"r{next(numbers)}"
+        play.at(at, lambda now: play.follow(b.submit(chat(name, 30, now), now), now))
 
-    def follow(decisions: list[Decision], now: float) -> None:
-        nonlocal number, refused
-        for decision in decisions:
-            if isinstance(decision, Dispatch):
-                number += 1
-                turn = int((now + latency_s * rng.uniform(0.5, 1.5)) / turn_s) + 1
-                heapq.heappush(events, (turn * turn_s, number, "first", decision.request_id))
-            elif isinstance(decision, Shed):
-                refused += now > seconds / 2
-                arrive(now + 0.002)
+    def answer(name: str, now: float) -> None:
+        nonlocal served
+        play.follow(b.first_token(name, now), now)
+        play.follow(b.complete(name, Outcome.SUCCESS, None, now), now)
+        served += now > seconds / 2
+        arrive(now + 0.001)
 
-    while events[0][0] < seconds:
-        wake = b.next_wake()
-        if wake is not None and wake < events[0][0]:
-            follow(b.wake(wake), wake)
-            continue
-        now, _, kind, name = heapq.heappop(events)
-        if kind == "arrive":
-            follow(b.submit(chat(name, 30, now), now), now)
-        else:
-            follow(b.first_token(name, now), now)
-            follow(b.complete(name, Outcome.SUCCESS, None, now), now)
-            served += now > seconds / 2
-            arrive(now + 0.001)
+    def each(decision: Decision, now: float) -> None:
+        nonlocal refused
+        if isinstance(decision, Dispatch):
+            name = decision.request_id
+            turn = int((now + latency_s * rng.uniform(0.5, 1.5)) / turn_s) + 1
+            play.at(turn * turn_s, lambda now: answer(name, now))
+        elif isinstance(decision, Shed):
+            refused += now > seconds / 2
+            arrive(now + 0.002)
+
+    play = Play(b, each)
+    for n in range(clients):
+        arrive(n * 1e-4)
+    play.run(seconds)
     return served, refused
 
 

@@ -4,7 +4,6 @@ served. What they cost was once kept in seconds as believed at their arrival: wh
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable, Iterator
 
@@ -18,6 +17,7 @@ from policies.model import Added, Decision, Dispatch, Outcome, Request, ServiceC
 from policies.price import Price
 from policies.registry import make
 from policies.settings import Settings
+from tests.policies.play import Play
 
 TOKENS = 2000
 
@@ -28,33 +28,28 @@ def served_by_engines(prefill_s: Callable[[float], float], seconds: int) -> list
     b = Balancer((ServiceClass("chat"),), make("forebay"), Settings(), random.Random(1))
     for name in ("a", "b"):
         b.fleet_event(Added(name), 0.0)
-    events = [(n / 20, n, "arrive", f"r{n}") for n in range(20 * seconds)]
-    free_at, sent, number = {"a": 0.0, "b": 0.0}, [0] * (seconds // 5), len(events)
+    free_at, sent = {"a": 0.0, "b": 0.0}, [0] * (seconds // 5)
 
-    def follow(decisions: list[Decision], now: float) -> None:
-        nonlocal number
-        for decision in decisions:
-            if isinstance(decision, Dispatch):
-                sent[min(int(now // 5), len(sent) - 1)] += 1
-                at = free_at[decision.replica_id] = max(now, free_at[decision.replica_id]) + prefill_s(now)
-                number += 1
-                heapq.heappush(events, (at + 0.05, number, "first", decision.request_id))
-                heapq.heappush(events, (at + 0.55, number, "over", decision.request_id))
+    def each(decision: Decision, now: float) -> None:
+        if isinstance(decision, Dispatch):
+            name = decision.request_id
+            sent[min(int(now // 5), len(sent) - 1)] += 1
+            at = free_at[decision.replica_id] = max(now, free_at[decision.replica_id]) + prefill_s(now)
+            play.at(at + 0.05, lambda now: play.follow(b.first_token(name, now), now))
+            play.at(at + 0.55, lambda now: play.follow(b.complete(name, Outcome.SUCCESS, None, now), now))
 
-    while events:
-        wake = b.next_wake()
-        if wake is not None and wake < events[0][0]:
-            follow(b.wake(wake), wake)
-            continue
-        now, _, kind, name = heapq.heappop(events)
-        if kind == "arrive":
+    def arrive(name: str) -> Callable[[float], None]:
+        def asked(now: float) -> None:
             request = Request(name, service_class="chat", received_at=now, ttft_deadline=now + 10.0)
             request.prompt_tokens = TOKENS
-            follow(b.submit(request, now), now)
-        elif kind == "first":
-            follow(b.first_token(name, now), now)
-        else:
-            follow(b.complete(name, Outcome.SUCCESS, None, now), now)
+            play.follow(b.submit(request, now), now)
+
+        return asked
+
+    play = Play(b, each)
+    for n in range(20 * seconds):
+        play.at(n / 20, arrive(f"r{n}"))
+    play.run()
     return sent
 
 
