@@ -92,7 +92,9 @@ class LateBinding:
                 told, whole = self.told, pool.whole
                 capacity = self._capacity(whole, now) / (self.part if told.waiting_s else 1.0)
                 waiting_s = sum([r.parked_s for r in whole.open], 0.0) + told.waiting(pool.group)
-                price.set(capacity, now, waiting_s, whole.tariff())
+                most_s = tracked.latest_start - request.received_at
+                strained = price.strained(waiting_s / capacity if capacity > 0.0 else NEVER, most_s, now)
+                price.set(capacity, now, waiting_s, whole.tariff(), strained)
             uncached = self.sight.best_uncached
             tokens = uncached / (weight if weight > LEAST_WEIGHT else LEAST_WEIGHT)
             context = tokens * (request.prompt_tokens - 0.5 * uncached)  # u (h + u/2), h + u being all of it
@@ -135,7 +137,9 @@ class LateBinding:
         late = why is Why.LATE and reason == "infeasible"
         group = self.fleet.pool(request).group
         if late:
-            self.prices.of(group).refused_late()
+            price = self.prices.of(group)
+            price.refused_late()
+            price.strain(now)
         if reason != "no_replica":
             self.fairness.refused(request.prompt_tokens, priced=why is Why.PRICED)
             self.told.refused(now, group, request.prompt_tokens, why is Why.PRICED, late)
@@ -283,12 +287,15 @@ class LateBinding:
         return made, True
 
     def _send(self, tracked: Tracked, pool: Pool, choice: Choice, now: float) -> Decision:
+        price, long = self.prices.of(pool.group), False
         if tracked.held:
+            if not tracked.service_class.fill_only and not tracked.tried:
+                long = price.held(tracked.request.received_at, tracked.latest_start, now)
             self.leave(tracked)
         decision = self.dispatcher.dispatch(tracked, pool, choice, now)
         self.queue.charge(tracked, tracked.service_s, now)
-        self.prices.of(pool.group).dispatched()
-        self.told.dispatched(pool.group)
+        price.dispatched()
+        self.told.dispatched(pool.group, long)
         if self.settings.working_set:
             tracked.last_context = self.working_set.began(tracked.request, now)
         return decision

@@ -8,7 +8,8 @@ cheapest are taken. Arrivals are kept in tokens and all priced with the present 
 dearer than those of the window whenever a fit moves, and all be refused; where they really got dearer (a lost cache),
 of the last seconds' arrivals the share that capacity admits is served whatever it costs. The capacity is learnt: it
 starts from the paces, falls when feasible requests had to be refused late, rises when there was room. Tenants within
-their fair share pay no price (max-min). Trade-off: a burst shorter than the window is left to the queue.
+their fair share pay none (max-min). Nothing is asked unless somebody is held for long: a closed loop asks for just
+what it is served. Trade-off: a burst shorter than the window is left to the queue.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ LEAST_ARRIVALS: Final = 32
 EVERY_S: Final = 0.5
 # what waits and what came in this time fits into it: the overload is over, whatever the window remembers
 RECENT_S: Final = 5.0
+LONG: Final = 0.25  # of the time for which a request could be held: who was for more shows that there is too much to do
 TARGET_LATE: Final = 0.03  # late refusals per dispatch at which the capacity is right
 STEP: Final = 0.02
 HEADROOM: Final = 0.75  # of the capacity is filled by those who pay while others do not: theirs is the shorter queue
@@ -63,7 +65,7 @@ class Price:
         self._first = 0  # of the window; those before it are dropped now and then
         self._asked = [0.0, 0.0]  # tokens and context of all of them, summed
         self._here = [0.0, 0.0]  # of those that did not come to another gateway
-        self._set_at = float("-inf")
+        self._set_at = self._strained_at = float("-inf")
 
     @property
     def active(self) -> bool:
@@ -121,6 +123,21 @@ class Price:
         self._pass_to(now)
         return self._cost(*self._here) / self._span_s(now)
 
+    def held(self, since: float, until: float, now: float) -> bool:
+        """Somebody who could be held until then is held no more; answers whether that was for long."""
+        long = now - since > LONG * (until - since)
+        if long:
+            self.strain(now)
+        return long
+
+    def strain(self, now: float) -> None:
+        """Somebody was held for long, here or elsewhere."""
+        self._strained_at = now
+
+    def strained(self, wait_s: float, most_s: float, now: float) -> bool:
+        """Whether anybody was lately, or will be: what is held takes `wait_s`, and a request may be for `most_s`."""
+        return now - self._strained_at <= RECENT_S or wait_s > LONG * most_s
+
     def refused_late(self) -> None:
         self.factor = max(LOWEST, self.factor * (1.0 - STEP))
 
@@ -129,9 +146,17 @@ class Price:
         if self.factor < highest:
             self.factor = min(highest, self.factor * (1.0 + STEP * TARGET_LATE) ** requests)
 
-    def set(self, capacity: float, now: float, waiting_s: float = float("inf"), tariff: Tariff | None = None) -> None:
+    def set(
+        self,
+        capacity: float,
+        now: float,
+        waiting_s: float = float("inf"),
+        tariff: Tariff | None = None,
+        strained: bool = True,
+    ) -> None:
         """New thresholds from the arrivals of the window. capacity: prefill seconds per second of the fleet;
-        waiting_s: prefill seconds of what is held, where that is known; tariff: if it is another by now."""
+        waiting_s: prefill seconds of what is held, where that is known; tariff: if it is another by now; strained:
+        whether anybody has to wait for long."""
         self._set_at = now
         self._pass_to(now)
         if tariff is not None:
@@ -140,7 +165,7 @@ class Price:
         count, span = len(self._arrivals) - self._first, self._span_s(now)
         budget = self.factor * capacity * span
         self.excess_s = max(0.0, asked_s - budget) / max(self.factor * capacity, 1e-3)
-        if count < LEAST_ARRIVALS or asked_s <= budget:
+        if not strained or count < LEAST_ARRIVALS or asked_s <= budget:
             self._ask_nothing()
             return
         every = 1  # of thousands of arrivals a part says the same, and all of them would take 20 ms

@@ -35,8 +35,10 @@ class Told:
         self._refused: deque[Row] = deque()
         self._numbers = [0, 0]  # arrivals and refusals since the start
         self._turned: dict[str, list[int]] = {}  # late ones and dispatches since the start, by group
+        self._long: dict[str, int] = {}  # dispatches of what was held for long
         # the same of each other gateway, up to where it was heard
         self._heard: dict[str, tuple[Sequence[int], Mapping[str, Sequence[int]]]] = {}
+        self._heard_long: dict[str, Mapping[str, int]] = {}
 
     def asked(
         self, now: float, group: str, prompt_tokens: int, tokens: float, tenant: str | None, context: float = 0.0
@@ -55,8 +57,10 @@ class Told:
                 self._of(group)[0] += 1
             self._note(self._refused, (now, self._numbers[1], prompt_tokens, priced))
 
-    def dispatched(self, group: str) -> None:
+    def dispatched(self, group: str, held_long: bool = False) -> None:
         self._of(group)[1] += 1
+        if held_long:
+            self._long[group] = self._long.get(group, 0) + 1
 
     def waiting(self, group: str) -> float:
         """Prefill seconds that others hold for these replicas."""
@@ -70,6 +74,7 @@ class Told:
             "refused": _part(self._refused),
             "numbers": list(self._numbers),
             "turned": {group: list(counts) for group, counts in self._turned.items()},
+            "long": dict(self._long),
             "waiting": {group: round(seconds, 3) for group, seconds in waiting_s.items()},
         }
 
@@ -89,14 +94,19 @@ class Told:
         for number, prompt_tokens, priced in rows:
             for _ in range(every if number > last[1] else 0):
                 self._fairness.refused(prompt_tokens, priced=priced)
+        long: Mapping[str, int] | None = said.get("long")  # older ones do not tell: there anybody may have been
+        long_then = self._heard_long.get(gateway, long) or {}
+        self._heard_long[gateway] = long or {}
         for group, (late, dispatched) in turned.items():
-            then = turned_then.get(group, (0, 0))
-            self._prices.of(group).turned_elsewhere(late - then[0], dispatched - then[1])
+            then, price = turned_then.get(group, (0, 0)), self._prices.of(group)
+            price.turned_elsewhere(late - then[0], dispatched - then[1])
+            if late > then[0] or long is None or long.get(group) != long_then.get(group):
+                price.strain(now)
 
     def forget(self, present: Set[str]) -> None:
         """All but these gateways are gone."""
         for gateway in self._heard.keys() - present:
-            del self._heard[gateway], self.waiting_s[gateway]
+            del self._heard[gateway], self.waiting_s[gateway], self._heard_long[gateway]
 
     def _of(self, group: str) -> list[int]:
         found = self._turned.get(group)

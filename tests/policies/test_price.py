@@ -38,6 +38,22 @@ def test_without_overload_there_is_no_price() -> None:
     assert not price.active
 
 
+def test_nor_where_nobody_is_held_for_long_whatever_is_believed_of_speeds() -> None:
+    price = Price(SizeFairness(2.0))
+    offer(price, 40, 20, capacity=4.0)
+    assert price.active
+    assert not price.held(40.0, 50.0, 42.5)  # a quarter of the time it had
+    price.set(4.0, 42.5, strained=price.strained(0.0, 10.0, 42.5))
+    assert not price.active
+    assert price.held(40.0, 50.0, 42.6)
+    price.set(4.0, 47.6, strained=price.strained(0.0, 10.0, 47.6))
+    assert price.active
+    price.set(4.0, 47.7, strained=price.strained(0.0, 10.0, 47.7))
+    assert not price.active
+    assert not price.strained(2.5, 10.0, 47.7)  # what is held takes a quarter of the time
+    assert price.strained(2.6, 10.0, 47.7)
+
+
 def test_under_overload_the_costly_are_refused_and_the_rest_fits() -> None:
     price = Price(SizeFairness(float("inf")))
     rows = offer(price, 120, 10, capacity=4.0)[300:]  # 5.75 s of work a second for 4

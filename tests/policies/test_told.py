@@ -82,6 +82,34 @@ def test_a_late_refusal_anywhere_lowers_the_capacity_that_all_count_on() -> None
     assert a.price.factor == b.price.factor == 1.1
 
 
+def test_who_was_held_for_long_anywhere_shows_all_that_there_is_too_much_to_do() -> None:
+    a, b = pair()
+    assert not a.price.strained(0.0, 10.0, 0.0)
+    b.told.dispatched("llama")
+    a.hears(b, 1.0)
+    assert not a.price.strained(0.0, 10.0, 1.0)
+    b.told.dispatched("llama", held_long=True)
+    a.hears(b, 2.0)
+    a.hears(b, 6.0)  # the same again
+    assert a.price.strained(0.0, 10.0, 7.0)
+    assert not a.price.strained(0.0, 10.0, 7.1)
+    b.told.refused(8.0, "llama", 1000, priced=False, late=True)
+    a.hears(b, 8.0)
+    assert a.price.strained(0.0, 10.0, 8.0)
+
+
+def test_of_one_that_does_not_tell_it_a_dispatch_may_have_been_held_for_long() -> None:
+    """A gateway of an older version beside this one, while they are replaced one by one."""
+    a, b = pair()
+    for dispatched in (1, 2):
+        b.told.dispatched("llama")
+        said = b.told.said({})
+        del said["long"]
+        a.told.heard("other", said, float(dispatched))
+    assert a.price.factor == pytest.approx(0.85 * 1.0006**2)
+    assert a.price.strained(0.0, 10.0, 2.0)
+
+
 def test_of_a_thousand_arrivals_a_second_a_part_is_told_and_all_are_counted() -> None:
     a, b = pair()
     for n in range(1000):
