@@ -19,7 +19,7 @@ MODELS = b"GET /v1/models HTTP/1.1\r\nHost: g\r\n"
 @pytest.fixture(autouse=True)
 def clean_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
-    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
+    assert [r.getMessage() for r in caplog.get_records("call") if r.levelno >= logging.ERROR] == []
 
 
 async def echo(connection: Connection, request: Seen) -> None:
