@@ -39,14 +39,16 @@ class Secrets:
         if not self.admin:
             if is_local(request):
                 return "loopback"
-            return JSONResponse({"errors": ["without an admin token only loopback is answered"]}, 403)
+            line = "without an admin token only loopback is answered; set FOREBAY_ADMIN_TOKEN at the gateway"
+            return JSONResponse({"errors": [line]}, 403)
         given = _bearer(request)
         found = [name for name, token in self.admin.items() if same_secret(given, token)]  # all, in equal time
-        return found[0] if found else _needed()
+        return found[0] if found else _needed(given)
 
     def reader(self, request: Request) -> JSONResponse | None:
         """The refusal of /metrics, if it is one."""
-        return None if self.metrics is None or same_secret(_bearer(request), self.metrics) else _needed()
+        given = _bearer(request)
+        return None if self.metrics is None or same_secret(given, self.metrics) else _needed(given)
 
 
 def _bearer(request: Request) -> str:
@@ -54,8 +56,9 @@ def _bearer(request: Request) -> str:
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
-def _needed() -> JSONResponse:
-    return JSONResponse({"errors": ["a bearer token is needed"]}, 401, {"www-authenticate": "Bearer"})
+def _needed(given: str) -> JSONResponse:
+    line = "this token is not known here" if given else "a bearer token is needed: send Authorization: Bearer TOKEN"
+    return JSONResponse({"errors": [line]}, 401, {"www-authenticate": "Bearer"})
 
 
 def is_local(request: Request) -> bool:

@@ -46,6 +46,11 @@ class _StrictRoute(APIRoute):
         return strictly
 
 
+def listed(path: str) -> str:
+    """Where what a path names is listed."""
+    return "/admin/config" if path.startswith("/admin/config/") else "/admin/fleet"
+
+
 VERSION = "/admin/v1"  # the same paths, for scripts that want to be told when their meaning changes
 
 
@@ -77,22 +82,32 @@ def application(
 
     @app.exception_handler(ConfigError)
     async def mistaken(request: Request, error: ConfigError) -> JSONResponse:
-        written(request, f"{request.method} {request.scope['path']}", error.lines, refused=True)
+        refused_change(request, error.lines)
         return JSONResponse({"errors": error.lines}, 400)
 
     @app.exception_handler(RequestValidationError)
     async def unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
         lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        sent = request.headers.get("content-type", "")
+        if lines and lines[0].startswith("body: ") and "json" not in sent:  # as curl -d sends it
+            lines = [f'content-type = "{sent[:200]}": must be application/json, and the body a JSON object']
+        refused_change(request, lines)
         return JSONResponse({"errors": lines}, 422)
 
     @app.exception_handler(KeyError)
     async def unknown(request: Request, error: KeyError) -> JSONResponse:
-        return JSONResponse({"errors": [f"{error.args[0]} is not known"]}, 404)
+        lines = [f"{error.args[0]} is not known; GET {listed(request.scope['path'])} lists those that are"]
+        refused_change(request, lines)
+        return JSONResponse({"errors": lines}, 404)
 
     audit = Audit()
 
     def written(request: Request, what: str, lines: list[str], refused: bool = False) -> None:
         audit.write(request.state.who, request.client.host if request.client else "?", what, lines, refused)
+
+    def refused_change(request: Request, lines: list[str]) -> None:
+        if request.method != "GET":
+            written(request, f"{request.method} {request.scope['path']}", lines, refused=True)
 
     def changed(request: Request, what: str, lines: list[str]) -> dict[str, Any]:
         written(request, what, lines)
@@ -167,7 +182,7 @@ def application(
         if control.fleet.get(replica_id) is None:
             raise KeyError(f'replica "{replica_id}"')
         control.drain(replica_id, draining)
-        return changed(request, "drain", [f"replica {replica_id} draining: {draining}"])
+        return changed(request, "drain", [f"replica {replica_id} draining: {str(draining).lower()}"])
 
     @app.get("/admin/discovery")
     async def discovery() -> list[dict[str, Any]]:
@@ -188,6 +203,7 @@ def application(
 
     @app.get("/admin/policy")
     async def policy() -> dict[str, Any]:
+        """The running policy with its settings, and every one that is known, with its rule."""
         running = control.config.policy
         return {
             "name": running.name,
@@ -226,7 +242,10 @@ def application(
     @app.get("/admin/config/{table}")
     async def one(table: str) -> Any:
         """One table: classes, limits, pacing, admission, tenants ..."""
-        return (await config())[table]
+        tables = await config()
+        if table not in tables:
+            raise KeyError(f'table "{table}"')
+        return tables[table]
 
     @app.patch("/admin/config/{table}")
     async def change_one(request: Request, table: str, patch: dict[str, Any] = Body(...)) -> dict[str, Any]:  # noqa: B008
@@ -235,6 +254,7 @@ def application(
 
     @app.get("/admin/versions")
     async def versions() -> list[dict[str, Any]]:
+        """The configurations that rollback may return to, the oldest first: when each began, and why."""
         return [{"number": v.number, "at_unix": v.at_unix, "why": v.why} for v in control.versions]
 
     @app.get("/admin/status")

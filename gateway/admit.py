@@ -167,7 +167,11 @@ def admit(
     target = proxy.fleet.resolve(name) if name else None
     if target is None and (name or not proxy.fleet.replicas):
         if proxy.fleet.complete:
-            raise GatewayError(Code.UNKNOWN_MODEL, f"the model {name[:200]!r} does not exist here", param="model")
+            raise GatewayError(
+                Code.UNKNOWN_MODEL,
+                f"the model {name[:200]!r} does not exist here; GET /v1/models lists those that do",
+                param="model",
+            )
         raise GatewayError(Code.NO_REPLICA, "no replica has told its models yet", 1.0)
     model, adapter = (target.model, target.adapter) if target is not None else ("", None)
     asked = headers.get(b"x-service-class")

@@ -56,7 +56,8 @@ def example(gateway: Gateway, address: str) -> str:
     served = (m.id for r in gateway.fleet.replicas.values() for m in r.models.values() if m.parent is None)
     body = {"model": next(served, "MODEL"), "messages": [{"role": "user", "content": "Hello"}], "stream": True}
     quoted = shlex.quote(orjson.dumps(body).decode())
-    return f"curl -N {address}/v1/chat/completions -H 'content-type: application/json' -d {quoted}"
+    key = "-H 'authorization: Bearer KEY' " if gateway.control.config.tenants else ""
+    return f"curl -N {address}/v1/chat/completions {key}-H 'content-type: application/json' -d {quoted}"
 
 
 def settings(config: Config) -> Table:

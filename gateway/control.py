@@ -136,7 +136,7 @@ class Control:
         if refused:
             raise ConfigError(refused)
         changes = list(differences(before.model_dump(), config.model_dump()))
-        later = [f"{line} (at the next start)" for line in changes if _at_start(line)]
+        later = [f"{line} (at the next start, if the file has it)" for line in changes if _at_start(line)]
         now = [line for line in changes if not _at_start(line)]
         if mistakes := key_mistakes(config.replicas, self.environ):
             raise ConfigError(mistakes)
@@ -160,7 +160,7 @@ class Control:
         self.versions.append(Version(number, time.time(), why, config))
         del self.versions[: -config.admin.versions]
         if later:
-            log.warning("takes effect at the next start, not before: %s", "; ".join(later))
+            log.warning("not in effect yet: %s", "; ".join(later))
         nothing = "nothing else changed" if later else "nothing changed"
         log.info("configuration %d applied (%s): %s", number, why, "; ".join(now) or nothing)
         return [*later, *now]
@@ -214,4 +214,11 @@ def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
                 yield from differences(before[name], after[name], inner)
     elif before != after:
         short = isinstance(before, list) or isinstance(after, list)
-        yield f"{key}: changed" if short else f"{key}: {before} -> {after}"
+        yield f"{key}: changed" if short else f"{key}: {_spelled(before)} -> {_spelled(after)}"
+
+
+def _spelled(value: Any) -> Any:
+    """As a configuration file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else value

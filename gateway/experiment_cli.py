@@ -50,8 +50,10 @@ def start(
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         _bad_usage(f"--file {file}: file not found")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        _bad_usage(f"--file {file}: {e}")
+    except OSError as e:
+        _bad_usage(f"--file {file}: cannot be read: {e.strerror}")
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        _bad_usage(f"--file {file}: not valid TOML: {e}")
     table = document.get("experiment")
     if not isinstance(table, dict):
         _bad_usage(f"--file {file}: has no [experiment] table")
@@ -147,8 +149,8 @@ def power(
     journal: Annotated[Path | None, typer.Option(help="Journal of a gateway to read all that from.")] = None,
     turns: Annotated[float, typer.Option(help="Requests of a session, without --journal.")] = 5.0,
     share: Annotated[float, typer.Option(help="Share of the traffic for the other arm.")] = 0.5,
-    slice_s: Annotated[float, typer.Option(help="Length of a slice.")] = 120.0,
-    wash_s: Annotated[float, typer.Option(help="Of it not counted.")] = 20.0,
+    slice_s: Annotated[float, typer.Option(help="Length of a slice in seconds.")] = 120.0,
+    wash_s: Annotated[float, typer.Option(help="Seconds at its beginning that are not counted.")] = 20.0,
 ) -> None:
     """How long each design must run until a difference of this size is found, in four runs of five.
 
@@ -172,25 +174,32 @@ def power(
             (design.value, needs(design, traffic, difference, (1.0, 1.0), slice_s, wash_s))
             for design in (Design.PARTITION, Design.SWITCHBACK)
         ]
-    except (OSError, ValueError) as e:
+    except ValueError as e:
         _bad_usage(str(e))
     experiment_view.show_power(_console(), traffic, difference, rows)
 
 
 def _of_journal(path: Path, slice_s: float) -> Traffic:
-    def requests() -> list[tuple[float, str | None, bool]]:
-        rows = []
+    """Lines that are none of a journal are passed over: a process that was killed may leave half of one."""
+    rows: list[tuple[float, str | None, bool]] = []
+    known = 0
+    try:
         with path.open("rb") as lines:
             for line in lines:
-                told = orjson.loads(line)
-                if told.get("kind") == "generate" and told.get("outcome") != "client_error":
-                    rows.append((float(told["received_unix"]), told.get("session"), told.get("partition") == "good"))
-        return rows
-
-    try:
-        return measured(requests(), slice_s)
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"--journal {path}: is no journal of a gateway") from None
+                try:
+                    told = orjson.loads(line)
+                    counts = told["kind"] == "generate" and told["outcome"] != "client_error"
+                    row = (float(told["received_unix"]), told.get("session"), told["partition"] == "good")
+                except (KeyError, TypeError, ValueError):
+                    continue
+                known += 1
+                if counts:
+                    rows.append(row)
+    except OSError as e:
+        raise ValueError(f"--journal {path}: cannot be read: {e.strerror}") from None
+    if not known:
+        raise ValueError(f"--journal {path}: is no journal of a gateway: no line of it tells a request")
+    return measured(rows, slice_s)
 
 
 def _call(
@@ -198,13 +207,15 @@ def _call(
 ) -> dict[str, Any]:
     import httpx
 
+    if not url.startswith(("http://", "https://")):
+        _bad_usage(f"--url {url}: an address begins with http://, as {HERE}")
     token = os.environ.get(token_env)
     headers = {"authorization": f"Bearer {token}"} if token else {}
     tried = url.rstrip("/") + path
     try:
         answer = httpx.request(method, tried, json=body, params=query, headers=headers, timeout=10.0)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
-        _failed(f"--url {url}: {tried} cannot be reached: {e}")
+        _failed(f"--url {url}: no gateway answers: {e}")
     try:
         document: dict[str, Any] = answer.json()
     except ValueError:

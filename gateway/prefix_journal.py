@@ -29,7 +29,7 @@ def read(path: Path) -> dict[str, Any]:
     tenants: defaultdict[str, list[int]] = defaultdict(lambda: [0] * 6)
     leaks: defaultdict[tuple[str, str, str, str], list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0.0])
     first = last = None
-    strange = 0
+    known = strange = 0
     with Progress(transient=True) as progress, path.open("rb") as lines:
         task = progress.add_task("reading", total=path.stat().st_size)
         for line in lines:
@@ -41,6 +41,7 @@ def read(path: Path) -> dict[str, Any]:
             except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
                 strange += 1
                 continue
+            known += 1
             first, last = at if first is None else min(first, at), at if last is None else max(last, at)
             if counted is not None:
                 for sums in (models[model], tenants[tenant]):
@@ -62,6 +63,7 @@ def read(path: Path) -> dict[str, Any]:
         "tenants": {name: totals(sums) for name, sums in tenants.items()},
         "families": [],
         "leaks": sorted(rows, key=lambda row: -int(row["lost_tokens_per_hour"])),
+        "lines": known,
         "passed_over": strange,
     }
 

@@ -44,6 +44,8 @@ def prefixes(
     of_journal = Path(source).is_file()
     if of_journal:
         told = prefix_journal.read(Path(source))
+        if told["passed_over"] and not told["lines"]:
+            _fail(f"{source}: is no journal of a gateway: none of its {told['passed_over']} lines tells a request")
     elif source.startswith(("http://", "https://")):
         told = fetch(source.rstrip("/"), os.environ.get(token_env, ""), token_env)
     else:

@@ -162,7 +162,9 @@ class Tenants:
         """Header, else the model's class, else the tenant's, else the gateway's. Raises 400 or 403."""
         if header is not None and header not in self.classes:
             names = ", ".join(sorted(self.classes))
-            raise GatewayError(Code.MALFORMED, f"x-service-class: must be one of {names}", param="x-service-class")
+            raise GatewayError(
+                Code.MALFORMED, f"x-service-class: {header[:200]!r} must be one of {names}", param="x-service-class"
+            )
         wanted = header or self.model_classes.get(model)
         if wanted is None:
             wanted = tenant.default_class if tenant and tenant.default_class else self.default_class

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from loadtests import profiles, provenance, replay, screen, terminal
 from loadtests.campaign import Fleet, simulate_arm
-from loadtests.compare import LiveArm, Plan, parse_arm, run_once
+from loadtests.compare import LiveArm, Plan, asked_by, parse_arm, run_once
 from loadtests.drive import Behaviour
 from loadtests.offer import CONFIG_HELP, OBJECTIVE_HELP, Offer, classes_of, offer
 from loadtests.record import Record
@@ -145,7 +145,7 @@ def boundary(
             run = live_runner(console, made, arms, gateway, tuple(replica or ()), model, time_scale)
         else:
             run = virtual_runner(arm, replicas, profile, max_batched_tokens)
-    except (*replay.BAD_USAGE, ValueError) as error:
+    except (*replay.BAD_USAGE, ValueError, StartStateError) as error:
         typer.echo(f"forebay boundary: {error}", err=True)
         raise typer.Exit(2) from None
     names = [one.partition("=")[0] for one in arm]
@@ -184,6 +184,12 @@ def searched(ask: Ask, arms: list[str]) -> dict[str, Any]:
             screen.DASH if ratio is None else interval(ratio, len(pairs)),
         )  # fmt: skip
     ask.console.print(table)
+    for arm in (arm for arm, boundaries in found.items() if all(b.load is None for b in boundaries)):
+        ask.console.print(
+            f"{arm}: no load was found that surely keeps {ask.target:.0%}: too few requests in each probe (take a "
+            "longer --window, or more --seeds), or objectives that even an idle fleet misses",
+            highlight=False,
+        )
     return {"boundaries": {arm: [b.to_json() for b in found[arm]] for arm in arms}, "ratio_to_first": ratios}
 
 
@@ -245,10 +251,10 @@ def live_runner(
     time_scale: float,
 ) -> Runner:
     key = os.environ.get("FOREBAY_API_KEY")
-    name = model or asyncio.run(replay.first_model(arms[0].url, key))
+    name = model or asyncio.run(replay.first_model(arms[0].url, key, asked_by(arms[0])))
     plan = Plan(made, Shape(name, time_scale=time_scale), Behaviour(), replicas, key, None, time_scale)
     state = StartState(name, replicas, gateway, key, os.environ.get("FOREBAY_ADMIN_TOKEN"))
-    asyncio.run(state.look())
+    asyncio.run(state.look([one.policy for one in arms if one.policy is not None]))
     by_name = {one.name: one for one in arms}
 
     def run(arm: str, schedule: Schedule) -> list[Record]:

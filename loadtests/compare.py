@@ -108,7 +108,7 @@ def compare(
             workload, trace, window_s=window, drain_s=drain, objectives=objective or (), form=trace_format,
             thin_to=thin, longest_prompt=longest_prompt, classes=classes_of(config),
         )  # fmt: skip
-        name = model or asyncio.run(replay.first_model(arms[0].url, key))
+        name = model or asyncio.run(replay.first_model(arms[0].url, key, asked_by(arms[0])))
         shape = Shape(name, endpoint, time_scale=time_scale)
         known = provenance.facts_file(facts)
     except replay.BAD_USAGE as error:
@@ -151,6 +151,11 @@ def parse_arm(text: str, gateway: str | None) -> LiveArm:
     return LiveArm(name, url)
 
 
+def asked_by(arm: LiveArm) -> str:
+    """The option that gave an arm its URL, as it stands before that URL in a mistake."""
+    return f"--arm {arm.name}:" if arm.policy is None else "--gateway"
+
+
 def run_blocks(
     console: Console,
     plan: Plan,
@@ -161,7 +166,7 @@ def run_blocks(
     noise_floor: bool,
 ) -> list[tuple[dict[str, Any], list[Record]]]:
     """Every arm once in every block, the first one twice with a noise floor; in the order they ran."""
-    asyncio.run(state.look())
+    asyncio.run(state.look([one.policy for one in arms if one.policy is not None]))
     twice = [replace(arms[0], name=arms[0].name + pairing.AGAIN)] if noise_floor else []
     by_name = {one.name: one for one in [*arms, *twice]}
     console.print(
@@ -234,6 +239,7 @@ def finish(
     order = {name: i for i, name in enumerate(dict.fromkeys(run["policy"] for run in first))}
     first.sort(key=lambda run: order[run["policy"]])
     console.print(screen.run_table(first, f"first of {len(seeds)} blocks"))
+    screen.print_errors(console, first)
     screen.print_reasons(console, [run for run, _ in runs])
     if not all(run["start_state"]["proven"] for run, _ in runs[1:]):
         console.print("start state not proven: the replicas report no cached_tokens", highlight=False)

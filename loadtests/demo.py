@@ -90,6 +90,9 @@ def demo(
     console = terminal.console()
     length = QUICK if quick else FULL
     if window is not None:
+        if window <= 0.0:
+            typer.echo(f"forebay demo: --window {window:g}: more than 0 seconds would be right", err=True)
+            raise typer.Exit(2)
         length = Length(window, min(length.drain_s, 3.0 * window))
     schedule = schedule_of(length, seed)
     console.print("4 simulated replicas (A100, 8B model) and the gateway, on free ports of 127.0.0.1", highlight=False)

@@ -41,7 +41,7 @@ class DiagnosisError(ValueError):
 def diagnose(
     folder: Annotated[Path | None, typer.Argument(help="Result folder of replay, compare or simulate.")] = None,
     url: Annotated[str | None, typer.Option(help="Watch live traffic of this gateway instead.")] = None,
-    seconds: Annotated[float, typer.Option("--for", help="How long to watch --url.", min=1.0)] = 15.0,
+    seconds: Annotated[float, typer.Option("--for", help="Seconds to watch --url.", min=1.0)] = 15.0,
     gpu_hour_price: Annotated[float | None, typer.Option(help="Price of one GPU-hour.", min=0.0)] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs of the fleet; default: one per replica seen.", min=1)] = None,
 ) -> None:
@@ -154,12 +154,16 @@ async def of_traffic(console: Console, url: str, seconds: float) -> None:
     """Watches a gateway's fleet. Raises DiagnosisError or httpx.HTTPError."""
     token = os.environ.get("FOREBAY_ADMIN_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = url.rstrip("/")
     async with httpx.AsyncClient(timeout=10.0, trust_env=False, headers=headers) as client:
-        answer = await client.get(f"{url.rstrip('/')}/admin/fleet")
+        try:
+            answer = await client.get(f"{url}/admin/fleet")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise DiagnosisError(f"--url {url}: no gateway answers: {error}") from None
+    if answer.status_code in (401, 403):
+        raise DiagnosisError(f"--url {url}: needs the admin token; put it into FOREBAY_ADMIN_TOKEN")
     if answer.status_code != 200:
-        raise DiagnosisError(
-            f"{url}/admin/fleet answered {answer.status_code}; is it a Forebay gateway, is the token set?"
-        )
+        raise DiagnosisError(f"--url {url}: answered {answer.status_code} at /admin/fleet; is that a Forebay gateway?")
     urls = [member["url"] for member in answer.json()]
     before = await engine_watch.totals(urls)
     started = time.monotonic()

@@ -79,9 +79,18 @@ def offer(
             source = cap_prompts(source, longest_prompt)
         if think_cap_s is not None or max_turns is not None:
             source = cap_sessions(source, math.inf if think_cap_s is None else think_cap_s, max_turns)
-    elif thin_to < 1.0 or any(x is not None for x in (longest_prompt, think_cap_s, max_turns)):
+    elif given := [
+        option
+        for option, there in (
+            ("--thin", thin_to < 1.0),
+            ("--longest-prompt", longest_prompt is not None),
+            ("--think-cap", think_cap_s is not None),
+            ("--max-turns", max_turns is not None),
+        )
+        if there
+    ]:
         raise ScheduleError(
-            f"--thin, --longest-prompt, --think-cap and --max-turns are for traces, {source.name} is generated: --load"
+            f"{' and '.join(given)}: for traces only, and {source.name} is generated; --load changes its rate"
         )
     judged = {**CLASSES, **(classes or {})}
     for text in objectives:

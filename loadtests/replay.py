@@ -193,13 +193,14 @@ def say_offer(console: Console, schedule: Schedule, time_scale: float) -> None:
         )
 
 
-async def first_model(url: str, api_key: str | None) -> str:
-    """The first model that the server lists; SetupError when it lists none."""
+async def first_model(url: str, api_key: str | None, asked: str = "--url") -> str:
+    """The first model that the server lists; SetupError, which names the option `asked`, when it lists none."""
     models = (await provenance.replica(url, api_key)).get("models") or []
     status = None if models else await provenance.models_status(url, api_key)
     if status in (401, 403):
         key = "the key in FOREBAY_API_KEY is not taken" if api_key else f"no key was sent: {screen.KEY_NEEDED}"
-        raise SetupError(f"--url {url}: answered {status} at /v1/models; {key}")
+        raise SetupError(f"{asked} {url}: answered {status} at /v1/models; {key}")
     if not models:
-        raise SetupError(f"--url {url}: it lists no models at /v1/models; give --model NAME, or check that it is up")
+        what = "nobody answers there" if status is None else "it lists no models at /v1/models"
+        raise SetupError(f"{asked} {url}: {what}; give --model NAME, or check that it is up")
     return str(models[0]["id"])

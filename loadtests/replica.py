@@ -83,6 +83,10 @@ def replica(
 
     A fault: curl -d '{"kind": "hang", "for_s": 10}' localhost:8101/forebay/fault
     """
+    if port + count - 1 > 65535:
+        last = f"the last port would be {port + count - 1}; at most 65535 would be right"
+        typer.echo(f"forebay replica: --port {port} --count {count}: {last}", err=True)
+        raise typer.Exit(2)
     names = tuple(name.strip() for name in adapters.split(",") if name.strip())
     try:
         settings = ReplicaSettings(

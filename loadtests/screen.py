@@ -120,10 +120,10 @@ def print_reasons(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_errors(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
-    """What the server said, where more than a few requests ended in errors or were shed."""
+    """What the server said, where more than a few requests ended in errors or were shed, or no answer was whole."""
     for run in runs:
         told = run.get("top_errors") or []
-        if sum(one["count"] for one in told) <= FEW_ERRORS:
+        if sum(one["count"] for one in told) <= FEW_ERRORS and run["complete_rps"]:
             continue
         for one in told:
             status = "no answer" if one["http"] is None else f"{one['http']}"

@@ -39,10 +39,17 @@ class StartState:
     resets: bool = field(default=False, init=False)  # every replica could be emptied
     _warmed: bool = field(default=False, init=False)
 
-    async def look(self) -> None:
-        """Finds out whether every replica can be reset; asks each once."""
+    async def look(self, policies: Sequence[str] = ()) -> None:
+        """Finds out whether every replica can be reset; asks each once. The gateway is asked whether it knows
+        `policies`, since the second would else fail only after the first arm's run. Raises StartStateError."""
         self.resets = bool(self.replicas)
         async with self._client() as client:
+            if policies:
+                answer = await _call(client, "GET", f"{self.gateway}/admin/policy", headers=self._admin())
+                known = self._told(answer).get("known") or policies
+                for arm in policies:
+                    if arm.partition("+")[0] not in known:
+                        raise StartStateError(f"--arm {arm}: {self.gateway} knows {', '.join(known)}")
             for url in self.replicas:
                 if not await self._reset(client, url):
                     self.resets = False
@@ -77,11 +84,24 @@ class StartState:
         self._warmed = True
 
     async def _switch(self, client: httpx.AsyncClient, arm: str) -> None:
-        headers = {"Authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
         body = {"name": arm, "clear_index": True}
-        answer = await _call(client, "PUT", f"{self.gateway}/admin/policy", json=body, headers=headers)
-        if answer.status_code != 200:
-            raise StartStateError(f"{self.gateway}/admin/policy answered {answer.status_code}: {answer.text[:200]}")
+        self._told(await _call(client, "PUT", f"{self.gateway}/admin/policy", json=body, headers=self._admin()))
+
+    def _admin(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
+
+    def _told(self, answer: httpx.Response) -> dict[str, Any]:
+        """What the admin API says. Raises StartStateError where it refuses, or is none."""
+        if answer.status_code in (401, 403):
+            raise StartStateError(f"{self.gateway}: needs the admin token; put it into FOREBAY_ADMIN_TOKEN")
+        try:
+            told: dict[str, Any] = dict(answer.json())
+            refused = "; ".join(told["errors"]) if answer.status_code != 200 else ""
+        except (ValueError, KeyError, TypeError):
+            refused = "is that a Forebay gateway?"
+        if refused:
+            raise StartStateError(f"{self.gateway}: answered {answer.status_code} at /admin/policy: {refused}")
+        return told
 
     async def _empty(self, client: httpx.AsyncClient, url: str) -> None:
         """A cache cannot be reset while blocks are held: the last run's cancelled requests may take a moment."""

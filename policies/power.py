@@ -98,8 +98,10 @@ def needs(
     """Time until `smallest` (share of requests) is found in one arm against the control. Raises ValueError."""
     if not 0.0 < smallest < 1.0:
         raise ValueError(f"difference {smallest}: a share above 0 and below 1 would be right")
-    if not 0.0 < traffic.attainment < 1.0 or traffic.rate_rps <= 0.0:
-        raise ValueError("an attainment above 0 and below 1 and a rate above 0 would be right")
+    if not 0.0 < traffic.attainment < 1.0:
+        raise ValueError(f"attainment {traffic.attainment:g}: a share above 0 and below 1 would be right")
+    if traffic.rate_rps <= 0.0:
+        raise ValueError(f"rate {traffic.rate_rps:g}: more than 0 requests a second would be right")
     se = needed_se(smallest, power)
     p = traffic.attainment
     inflation = 1.0 + (traffic.turns - 1.0) * traffic.within

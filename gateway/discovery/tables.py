@@ -21,7 +21,10 @@ SRV = "srv+"
 def _name(value: str) -> str:
     """A host name to look up, written as the URL that its replicas get."""
     service = value.startswith(SRV)
-    url = Replica(url=value.removeprefix(SRV)).url
+    try:
+        url = Replica(url=value.removeprefix(SRV)).url
+    except ValueError:  # a mistake of its own, or the line would name a key of [[replicas]]
+        raise ValueError("must be http://NAME:PORT, as http://vllm.example:8000, or srv+http://NAME") from None
     parts = urlsplit(url)
     if service and parts.port is not None:
         raise ValueError("must not have a port: SRV records name it")

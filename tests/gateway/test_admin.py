@@ -99,7 +99,8 @@ async def test_a_replica_is_added_drained_taken_back_and_removed(sim: Fleet) -> 
 async def test_unknown_replicas_and_taken_ids_are_said() -> None:
     async with running("http://127.0.0.1:9", ready=False) as g:
         gone = await g.http.delete("/admin/fleet/nobody")
-        assert (gone.status_code, gone.json()) == (404, {"errors": ['replica "nobody" is not known']})
+        line = 'replica "nobody" is not known; GET /admin/fleet lists those that are'
+        assert (gone.status_code, gone.json()) == (404, {"errors": [line]})
         assert (await g.http.post("/admin/drain/nobody")).status_code == 404
         twice = await g.http.post("/admin/fleet", json={"url": "http://b:1", "id": "r0"})
         assert twice.json() == {"errors": ['replicas[1].id = "r0": is taken by replicas[0]; give it another id']}
@@ -204,7 +205,7 @@ async def test_rollback_returns_one_version_and_then_the_one_before() -> None:
         for share in (0.5, 0.6):
             await g.http.patch("/admin/config/pacing", json={"prefill_share": share})
         assert (await g.http.post("/admin/rollback")).json()["changed"] == ["pacing.prefill_share: 0.6 -> 0.5"]
-        assert (await g.http.post("/admin/rollback")).json()["changed"] == ["pacing.prefill_share: 0.5 -> None"]
+        assert (await g.http.post("/admin/rollback")).json()["changed"] == ["pacing.prefill_share: 0.5 -> none"]
         nothing = await g.http.post("/admin/rollback")
         assert nothing.json() == {"errors": ["there is no earlier configuration to return to"]}
         assert [row["why"] for row in (await g.http.get("/admin/versions")).json()] == ["admin: rollback"]
@@ -224,13 +225,31 @@ async def test_changes_leave_a_line_in_the_audit_log(caplog: pytest.LogCaptureFi
         await g.http.patch("/admin/config/pacing", json={"enabled": False})
         await g.http.patch("/admin/v1/config/pacing", json={"enabled": 3})
         newest, oldest = (await g.http.get("/admin/audit")).json()
-    assert "pacing changed by loopback from 127.0.0.1: pacing.enabled: True -> False" in caplog.text
+    assert "pacing changed by loopback from 127.0.0.1: pacing.enabled: true -> false" in caplog.text
     assert (oldest["who"], oldest["refused"]) == ("loopback", False)
     assert (newest["what"], newest["changed"], newest["refused"]) == (
         "PATCH /admin/config/pacing",
         ["pacing.enabled = 3: must be true or false"],
         True,
     )
+
+
+async def test_a_change_that_is_refused_for_its_form_or_its_path_leaves_a_line_too() -> None:
+    """As `curl -d` sends it, then with its content type, then for what is not there; reading leaves none."""
+    async with running() as g:
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        as_form = await g.http.post("/admin/fleet", content=b'{"url": "http://b:1"}', headers=form)
+        a_list = await g.http.post("/admin/fleet", json=["http://b:1"])
+        await g.http.post("/admin/drain/nobody")
+        unread = await g.http.get("/admin/config/pace")
+        lines = (await g.http.get("/admin/audit")).json()
+    said = 'content-type = "application/x-www-form-urlencoded": must be application/json, and the body a JSON object'
+    assert (as_form.status_code, as_form.json()) == (422, {"errors": [said]})
+    assert (a_list.status_code, a_list.json()) == (422, {"errors": ["body: Input should be a valid dictionary"]})
+    assert unread.json() == {"errors": ['table "pace" is not known; GET /admin/config lists those that are']}
+    assert [(line["what"], line["refused"]) for line in reversed(lines)] == [
+        ("POST /admin/fleet", True), ("POST /admin/fleet", True), ("POST /admin/drain/nobody", True),
+    ]  # fmt: skip
 
 
 async def test_each_token_has_a_name_that_the_audit_line_gives(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,10 +293,10 @@ async def test_reload_says_first_what_waits_for_the_next_start(
     async with running(file=file) as g:
         file.write_text("[stream]\ncommit_after_s = 7.0\n[listen]\nbacklog_connections = 7\n")
         reloaded = await g.http.post("/admin/reload")
-    waits = "listen.backlog_connections: 2048 -> 7 (at the next start)"
+    waits = "listen.backlog_connections: 2048 -> 7 (at the next start, if the file has it)"
     assert reloaded.json()["changed"][0] == waits
     told, applied = [r.getMessage() for r in caplog.records if r.name == "forebay.control"][-2:]
-    assert told == f"takes effect at the next start, not before: {waits}"
+    assert told == f"not in effect yet: {waits}"
     assert "applied" in applied
     assert "backlog" not in applied
 
@@ -321,6 +340,7 @@ async def test_admin_by_itself_says_what_is_below_it() -> None:
         assert (await g.http.get("/admin/v1")).json() == index
     assert index["dashboard"] == "/dashboard"
     assert index["paths"]["POST /admin/rollback"] == "Returns to the configuration before this one."
+    assert [path for path, about in index["paths"].items() if not about.endswith(".")] == []
 
 
 async def test_every_address_of_the_banner_answers() -> None:
@@ -330,6 +350,14 @@ async def test_every_address_of_the_banner_answers() -> None:
         told = re.findall(rf"{g.url}(/\w+)", console.export_text())
         assert told == ["/admin", "/dashboard", "/docs", "/metrics", "/ready"]
         assert [p for p in told if (await g.http.get(p)).status_code == 404] == []
+
+
+async def test_the_banner_s_line_to_try_it_with_carries_a_key_where_one_is_needed() -> None:
+    key = "-H 'authorization: Bearer KEY' "
+    async with running() as g:
+        assert key not in banner.example(g.gateway, g.url)
+    async with running(tenants={"a": {"keys_sha256": ["0" * 64]}}) as g:
+        assert f"/v1/chat/completions {key}-H 'content-type" in banner.example(g.gateway, g.url)
 
 
 async def test_a_path_that_is_not_there_names_those_that_are() -> None:

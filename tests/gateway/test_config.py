@@ -65,6 +65,9 @@ MISTAKES = {
     TENANT + TENANT.replace("tenants.a", "tenants.b"): (
         "tenants.b.keys_sha256[0]: is also a key of tenant a; a key has one tenant"
     ),
+    '[discovery.dns]\nnames = ["vllm"]': (
+        'discovery.dns.names[0] = "vllm": must be http://NAME:PORT, as http://vllm.example:8000, or srv+http://NAME'
+    ),
     '[policy]\nname = "robin"': 'policy.name = "robin": must be one of ',
     '[policy]\nname = "round_robin+x"': "policy.name = \"round_robin+x\": arm 'round_robin+x': unknown suffix 'x'",
     '[policy]\nname = "round_robin"\n[policy.settings]\nx = 1': (

@@ -79,8 +79,11 @@ async def test_two_gateways_run_one_experiment_and_their_counts_add_up(sim: Flee
 async def test_what_cannot_be_reached_or_read_is_said_in_one_line(tmp_path: Path) -> None:
     gone = await call("status", "--url", "http://127.0.0.1:9")
     assert gone.exit_code == 1
-    said = "--url http://127.0.0.1:9: http://127.0.0.1:9/admin/experiment cannot be reached"
+    said = "--url http://127.0.0.1:9: no gateway answers: "
     assert gone.output.startswith(said)
+    bare = await call("status", "--url", "127.0.0.1:8080")
+    said = "--url 127.0.0.1:8080: an address begins with http://, as http://127.0.0.1:8080\n"
+    assert (bare.exit_code, bare.output) == (2, said)
     file = tmp_path / "other.toml"
     file.write_text("[policy]\nname = 'x'\n")
     assert (await call("start", "--file", str(file))).exit_code == 2
@@ -105,11 +108,27 @@ async def test_power_reads_a_journal_and_says_how_long(tmp_path: Path) -> None:
         line | {"received_unix": 1.8e9 + i, "session": f"s{i // 4}", "partition": "good" if i % 9 else "slow_ttft"}
         for i in range(3000)
     ]
-    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    torn = b'{"kind":"generate","outco'  # of a process that was killed, and started again
+    path.write_bytes(torn + b"\n" + b"".join(orjson.dumps(row) + b"\n" for row in rows))
     found = await call("power", "--difference", "0.02", "--journal", str(path))
     assert found.exit_code == 0, found.output
     assert "1.0 requests a second, attainment 88.9%, 4.0 requests a session" in " ".join(found.output.split())
     for design in ("split, side by side", "split, swinging", "partition", "switchback"):
         assert design in found.output
-    assert (await call("power", "--difference", "0.02")).exit_code == 2
-    assert (await call("power", "--difference", "2", "--rate", "1", "--attainment", "0.9")).exit_code == 2
+
+
+async def test_what_power_cannot_work_with_is_named(tmp_path: Path) -> None:
+    other = tmp_path / "gateway.log"
+    other.write_text("2026-11-30 10:03:58,370 INFO forebay: replica a:1: in rotation\n")
+    known = ("--rate", "20", "--attainment", "0.9")
+    for asked, line in (
+        ((), "give --journal, or --rate and --attainment"),
+        (("--rate", "20", "--attainment", "93"), "attainment 93: a share above 0 and below 1 would be right"),
+        (("--rate", "0", "--attainment", "0.9"), "rate 0: more than 0 requests a second would be right"),
+        ((*known, "--share", "1"), "--share 1: above 0 and below 1 would be right"),
+        (("--journal", "none.jsonl"), "--journal none.jsonl: cannot be read: No such file or directory"),
+        (("--journal", str(other)), f"--journal {other}: is no journal of a gateway: no line of it tells a request"),
+    ):
+        wrong = await call("power", "--difference", "0.02", *asked)
+        assert (wrong.exit_code, wrong.output) == (2, f"{line}\n")
+    assert (await call("power", "--difference", "2", *known)).exit_code == 2

@@ -160,6 +160,10 @@ def test_a_journal_is_added_up_afterwards(tmp_path: Path) -> None:
     journal.write_bytes(orjson.dumps(rows[0]))
     without = command(str(journal)).output
     assert "No leak in this journal." in without
+    journal.write_bytes(b"INFO forebay: in rotation\n" * 3)
+    other = command(str(journal))
+    line = f"forebay prefixes: {journal}: is no journal of a gateway: none of its 3 lines tells a request\n"
+    assert (other.exit_code, other.stderr) == (1, line)
     assert "No prompt family yet" not in without
 
 

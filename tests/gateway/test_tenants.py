@@ -114,6 +114,8 @@ def test_a_class_that_the_key_may_not_use_is_403_and_an_unknown_one_400() -> Non
     who = tenants()
     assert refusal(who.service_class, who.by_name["alice"], "standard", "m") == (403, "class_not_allowed", None)
     assert refusal(who.service_class, who.by_name["alice"], "gold", "m") == (400, "malformed", None)
+    with pytest.raises(GatewayError, match="x-service-class: 'gold' must be one of batch, interactive, standard"):
+        who.service_class(None, "gold", "m")
 
 
 def test_a_tenant_without_the_default_class_gets_the_first_of_its_own() -> None:

@@ -93,6 +93,18 @@ def test_a_live_probe_switches_the_policy_and_one_that_measured_the_generator_en
     assert "least_request" in str(policy)
 
 
+def test_a_search_that_finds_nothing_says_what_may_be_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boundary, "virtual_runner", made_up)
+    monkeypatch.setitem(CAPACITY, "round_robin", 0.0)
+    result = invoke(tmp_path)
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.output.split())
+    assert "round_robin: no load was found that surely keeps 95%: too few requests in each probe" in told
+    assert "forebay: no load" not in told
+
+
 @pytest.mark.parametrize(("more", "says"), [
     (["--burst", "3x@50+20"], "it must end before the window of 60 s does"),
     (["--arm", "forebay+pace"], "unknown suffix 'pace'"),

@@ -132,6 +132,40 @@ def test_policies_of_one_gateway_are_switched_and_start_cold(tmp_path: Path) -> 
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.parametrize(("answered", "status", "says"), [
+    ({"known": {"forebay": "", "random": ""}}, 200, "--arm rendom+admission: {url} knows forebay, random\n"),
+    ({"errors": ["a bearer token is needed"]}, 401, "{url}: needs the admin token; put it into FOREBAY_ADMIN_TOKEN\n"),
+    ({"detail": "Not Found"}, 404, "{url}: answered 404 at /admin/policy: is that a Forebay gateway?\n"),
+])  # fmt: skip
+async def test_a_policy_that_the_gateway_does_not_know_is_told_before_the_first_run(
+    answered: dict[str, object], status: int, says: str, tmp_path: Path
+) -> None:
+    paths = []
+
+    async def serve(call: Call) -> None:
+        paths.append(call.path)
+        await call.plain(status, answered)
+
+    async with scripted(serve) as server:
+        arguments = [
+            "compare", "--gateway", server.url, "--arm", "forebay", "--arm", "rendom+admission", "--model", "m",
+            "--workload", "unique", "--window", "1", "--drain", "9", "--time-scale", "2", "--out", str(tmp_path),
+        ]  # fmt: skip
+        result = await asyncio.to_thread(CliRunner().invoke, cli.build(["compare"]), arguments)
+    assert (result.exit_code, result.stderr) == (1, f"forebay compare: {says.format(url=server.url)}")
+    assert paths == ["/admin/policy"]
+
+
+def test_nobody_at_an_arm_is_told_with_the_option_that_gave_it(tmp_path: Path) -> None:
+    arguments = [
+        "compare", "--arm", "a=http://127.0.0.1:9", "--arm", "b=http://127.0.0.1:9", "--workload", "unique",
+        "--window", "1", "--out", str(tmp_path),
+    ]  # fmt: skip
+    result = CliRunner().invoke(cli.build(["compare"]), arguments)
+    said = "--arm a: http://127.0.0.1:9: nobody answers there; give --model NAME, or check that it is up"
+    assert (result.exit_code, result.stderr) == (2, f"forebay compare: {said}\n")
+
+
 @pytest.mark.parametrize(("text", "gateway", "says"), [
     ("forebay", None, "NAME=URL would be right, or --gateway URL"),
     ("x=http://h:1", "http://g:1", "with --gateway an arm is a policy"),

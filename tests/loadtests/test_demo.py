@@ -10,8 +10,9 @@ import sys
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
-from loadtests import demo, simulated
+from loadtests import cli, demo, simulated
 from loadtests.playground import Playground, PlaygroundError
 from tests.loadtests.on_wire import PATIENT
 from tests.loadtests.scripted import until
@@ -49,6 +50,13 @@ def test_a_playground_answers_starts_cold_and_ends() -> None:
         assert pid is not None
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("window", ["0", "-1"])
+def test_a_window_without_time_is_named(window: str) -> None:
+    result = CliRunner().invoke(cli.build(["demo"]), ["demo", "--exit", "--window", window])
+    said = f"forebay demo: --window {window}: more than 0 seconds would be right\n"
+    assert (result.exit_code, result.stderr) == (2, said)
 
 
 def test_a_part_that_cannot_start_says_why_in_one_line() -> None:

@@ -145,3 +145,6 @@ def test_live_traffic_of_a_gateway_without_any_says_so() -> None:
 def test_bad_usage_is_named() -> None:
     result = CliRunner().invoke(cli.build(["diagnose"]), ["diagnose"])
     assert (result.exit_code, "either a result folder or --url URL" in result.stderr) == (2, True)
+    gone = CliRunner().invoke(cli.build(["diagnose"]), ["diagnose", "--url", "http://127.0.0.1:9/"])
+    assert gone.exit_code == 2
+    assert gone.stderr.startswith("forebay diagnose: --url http://127.0.0.1:9: no gateway answers: ")

@@ -118,15 +118,16 @@ def test_errors_and_refusals_are_told_by_status_and_reason_with_the_first_messag
 
 
 def test_more_than_a_few_errors_are_shown_and_a_missing_key_is_named() -> None:
-    def shown(count: int) -> str:
+    def shown(count: int, complete_rps: float) -> str:
         console = Console(file=StringIO(), width=200)
         told = {"count": count, "http": 401, "reason": "no_key", "message": "[key] missing"}
-        screen.print_errors(console, [{"policy": "replay", "top_errors": [told]}])
+        screen.print_errors(console, [{"policy": "replay", "top_errors": [told], "complete_rps": complete_rps}])
         written = console.file
         assert isinstance(written, StringIO)
         return written.getvalue()
 
-    assert shown(3) == ""
-    assert shown(4).startswith(
+    assert shown(3, complete_rps=1.0) == ""
+    assert shown(1, complete_rps=0.0).startswith("replay: 1 x 401 no_key")
+    assert shown(4, complete_rps=1.0).startswith(
         "replay: 4 x 401 no_key: [key] missing (the key of a client is read from the environment"
     )

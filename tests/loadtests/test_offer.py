@@ -11,6 +11,11 @@ from loadtests.schedule import ScheduleError
 from loadtests.workloads import CLASSES
 
 
+def test_what_only_traces_know_is_refused_for_a_generated_workload_and_only_what_was_given_is_named() -> None:
+    with pytest.raises(ScheduleError, match=r"^--longest-prompt: for traces only, and chat is generated"):
+        offer("chat", None, window_s=10.0, drain_s=None, objectives=(), form=None, longest_prompt=4000)
+
+
 def test_an_objective_replaces_the_bounds_of_every_class_that_has_them() -> None:
     classes = with_objective(CLASSES, "ttft=1.5s+0.5ms/token,tpot=80ms")
     changed = classes["interactive"]

@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from typer.testing import CliRunner
 
+from loadtests import cli
 from loadtests.replica import Fleet
 from tests.loadtests.on_wire import CAPTURES, SETTINGS, raw, start_stream, until
 
@@ -280,6 +282,12 @@ async def test_official_clients_work_unchanged(fleet: Fleet) -> None:
             model="tiny", max_tokens=5, messages=[{"role": "user", "content": "hi"}]
         ) as stream:
             assert "".join([t async for t in stream.text_stream]) == text
+
+
+def test_ports_beyond_the_last_are_refused_and_not_counted_round() -> None:
+    result = CliRunner().invoke(cli.build(["replica"]), ["replica", "--port", "65534", "--count", "4"])
+    said = "forebay replica: --port 65534 --count 4: the last port would be 65537; at most 65535 would be right\n"
+    assert (result.exit_code, result.stderr) == (2, said)
 
 
 async def test_metrics_are_read_by_the_gateway_as_vllms_own(fleet: Fleet, client: httpx.AsyncClient) -> None:

@@ -50,7 +50,7 @@ def test_slices_that_differ_from_hour_to_hour_rule_over_the_number_of_requests()
 def test_what_cannot_be_says_what_would_be_right() -> None:
     with pytest.raises(ValueError, match="a share above 0 and below 1"):
         hours(Design.SPLIT, 0.0)
-    with pytest.raises(ValueError, match="rate above 0"):
+    with pytest.raises(ValueError, match="rate 0: more than 0 requests a second"):
         hours(Design.SPLIT, 0.02, replace(USUAL, rate_rps=0.0))
 
 

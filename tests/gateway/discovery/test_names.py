@@ -197,7 +197,7 @@ async def test_a_name_without_an_answer_yet_does_not_keep_the_others_waiting(ser
     [
         ({"names": ["https://vllm.test"]}, "must be http, or srv.https"),
         ({"names": ["srv+http://vllm.test:8000"]}, "must not have a port"),
-        ({"names": ["vllm.test"]}, "must be a base URL"),
+        ({"names": ["vllm.test"]}, "must be http://NAME:PORT"),
         ({"servers": ["ns.test"]}, "must be ADDRESS, ADDRESS:PORT or"),
         ({"servers": ["10.0.0.1:99999"]}, "Port out of range"),
     ],
