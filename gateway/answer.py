@@ -63,7 +63,7 @@ class Long:
             return None
         try:
             document, _ = json.JSONDecoder().raw_decode(self._tail[marks[-1].end() :].decode("utf-8", "replace"))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, lists a thousand deep
             return None
         return usages.read(document)
 
@@ -85,7 +85,8 @@ def _aborted(api: Api, document: dict[str, Any]) -> bool:
     if api is Api.RESPONSES:
         details = document.get("incomplete_details")
         reason = details.get("reason") if type(details) is dict else None
-        return document.get("status") in ("cancelled", "incomplete") and reason is not None and reason not in _FINE
+        ended = document.get("status") in ("cancelled", "incomplete")
+        return ended and isinstance(reason, str) and reason not in _FINE
     choices = document.get("choices")
     if type(choices) is list:
         for choice in choices:

@@ -143,11 +143,15 @@ class SplicedCycle(RequestResponseCycle):
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
-    def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
+    def _nobody(self) -> bool:
+        """Whether there is nobody to answer: the connection broke, be it that the loop has not said so yet, or the rest
+        of the request turned out to be none, and `refuse` has had the last word."""
         if self.transport.is_closing():
-            self.disconnected = True  # it broke and the loop has not said so yet: there is nobody to answer
-            return
-        if self.response_started:
+            self.disconnected = True
+        return self.disconnected
+
+    def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
+        if self._nobody() or self.response_started:
             return
         self.start(status, headers, len(body) if length is None else length)
         if self.scope["method"] == "HEAD" or status in BODYLESS:
@@ -158,7 +162,7 @@ class SplicedCycle(RequestResponseCycle):
         self._complete()
 
     def respond_joined(self, status: int, lines: bytes, body: bytes) -> None:
-        if self.response_started or self.transport.is_closing():
+        if self._nobody() or self.response_started:
             return
         self.response_started = True
         self.waiting_for_100_continue = False
@@ -203,7 +207,7 @@ class SplicedCycle(RequestResponseCycle):
     def write_framed(self, framed: bytes) -> None:
         if self._head:
             framed, self._head = self._head + framed, b""
-        if not self.transport.is_closing():  # the client left, and nobody was told yet
+        if not self._nobody():
             self.transport.write(framed)
 
     def end(self) -> None:
@@ -248,7 +252,9 @@ def refuse(protocol: WireProtocol, error: GatewayError, path: str) -> None:
         if name != b"connection":
             lines += [name, b": ", value, b"\r\n"]
     lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
-    protocol.transport.write(b"".join([*lines, body]))
+    if protocol.parser.get_method() != b"HEAD":
+        lines.append(body)
+    protocol.transport.write(b"".join(lines))
     linger(protocol)
 
 

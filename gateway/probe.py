@@ -13,17 +13,18 @@ import httpx
 import orjson
 
 from gateway.replica import Replica
+from gateway.scrape import fetch
 from gateway.signals import Sign
 
 
 async def health(http: httpx.AsyncClient, replica: Replica, timeout_s: float) -> Sign | None:
     try:
-        answer = await http.get(f"{replica.url}/health", timeout=timeout_s)
+        status, _ = await fetch(http, f"{replica.url}/health", timeout_s)
     except httpx.HTTPError as e:
         return _transport(e)
-    if answer.status_code == 503:
+    if status == 503:
         return Sign.ENGINE_DEAD
-    return None if answer.is_success else Sign.PROBE_FAILED
+    return None if 200 <= status < 300 else Sign.PROBE_FAILED
 
 
 async def token(http: httpx.AsyncClient, replica: Replica, timeout_s: float) -> Sign | None:
@@ -31,16 +32,16 @@ async def token(http: httpx.AsyncClient, replica: Replica, timeout_s: float) -> 
     model = min(replica.base_models, default="")
     body = {"model": model, "prompt": "1", "max_tokens": 1}
     try:
-        answer = await http.post(f"{replica.url}/v1/completions", json=body, timeout=timeout_s)
+        status, content = await fetch(http, f"{replica.url}/v1/completions", timeout_s, body)
     except httpx.TimeoutException:
         return Sign.FIRST_EVENT_TIMEOUT
     except httpx.HTTPError as e:
         return _transport(e)
-    if answer.status_code == 503:
-        return None if b"EngineDead" not in answer.content else Sign.ENGINE_DEAD  # its queue limit: busy, so alive
-    if answer.status_code >= 500:
+    if status == 503:
+        return None if b"EngineDead" not in content else Sign.ENGINE_DEAD  # its queue limit: busy, so alive
+    if status >= 500:
         return Sign.ERROR_STATUS
-    return Sign.ABORT if _aborted(answer.content) else None
+    return Sign.ABORT if _aborted(content) else None
 
 
 def _aborted(content: bytes) -> bool:

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from gateway.sections import Replica as ReplicaTable
 
+MOST_LEVELS = 16  # of what is kept of a row of /v1/models; vLLM's have three
+
 
 def key_mistakes(tables: Iterable[ReplicaTable], environ: Mapping[str, str] = os.environ) -> list[str]:
     """One line per replica whose key would break the head of every request to it (a newline from a file, mostly)."""
@@ -23,6 +25,14 @@ def key_mistake(table: ReplicaTable, environ: Mapping[str, str]) -> str | None:
         return None
     said = "the value of this variable must be plain text on one line, without spaces or a newline at its ends"
     return f'key_env = "{table.key_env}": {said}'
+
+
+def _flat(value: Any, levels: int = MOST_LEVELS) -> bool:
+    """Whether it holds no deeper lists and objects; orjson reads a thousand, and writes a quarter of that."""
+    if isinstance(value, dict | list):
+        inside = value.values() if isinstance(value, dict) else value
+        return levels > 0 and all(_flat(one, levels - 1) for one in inside)
+    return True
 
 
 @dataclass(slots=True)
@@ -110,7 +120,7 @@ class Replica:
             if self.fixed_models and name not in self.fixed_models and parent not in self.fixed_models:
                 continue
             length = row.get("max_model_len")
-            models[name] = Model(name, parent, length if isinstance(length, int) else None, row)
+            models[name] = Model(name, parent, length if isinstance(length, int) else None, row if _flat(row) else {})
         for name in self.fixed_models:
             models.setdefault(name, Model(name))
         self.models, self.learnt = models, True

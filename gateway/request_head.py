@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import httptools
+
 from gateway.client import Scope
+from gateway.headers import Headers
 from gateway.upstream import Pool
 
 _LENGTH = b"\r\ncontent-length:"
 _UNSAFE = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 _MOST_POOLS = 1024
+_OF_AN_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class RequestHead:
@@ -69,6 +73,28 @@ def learn(data: bytes, scope: Any) -> RequestHead | None:
     head = RequestHead({**scope, "extensions": {}}, data[:at], data[data.index(b"\r", at) : end])
     found = head.begins(data)
     return head if found is not None and found[1] >= 0 else None
+
+
+def target(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query of a request line; of an absolute URL those it has, and the root of what is none."""
+    if not url.startswith(b"/"):
+        try:
+            parsed: Any = httptools.parse_url(url)  # its stubs know no None, which most of its fields may be
+            url = (parsed.path or b"/") + (b"?" + parsed.query if parsed.query else b"")
+        except httptools.HttpParserInvalidURLError:
+            url = b"/"
+    path, _, query = url.partition(b"#")[0].partition(b"?")
+    return path, query
+
+
+def without_upgrade(method: bytes, url: bytes, headers: Headers) -> bytes:
+    """The head of a request for HTTP/1.1 as it is when the protocol that it would rather speak is ignored."""
+    lines = [method, b" ", url, b" HTTP/1.1\r\n"]
+    for name, value in headers:
+        if name not in _OF_AN_UPGRADE:
+            lines += [name, b": ", value, b"\r\n"]
+    lines.append(b"\r\n")
+    return b"".join(lines)
 
 
 def _harmless(headers: Any) -> bool:

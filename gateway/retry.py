@@ -98,8 +98,8 @@ def of_error_event(error: dict[str, object]) -> tuple[int, Failure]:
     """Status and meaning of an error object inside a stream; vLLM puts the status it would have sent in `code`."""
     code = error.get("code")
     status = code if isinstance(code, int) and 400 <= code < 600 else 500
-    message = str(error.get("message", "")).encode()
-    meant = of_status(status, message)
+    message = error.get("message")
+    meant = of_status(status, message.encode() if isinstance(message, str) else b"")
     assert meant is not None
     if meant.sign is Sign.ERROR_STATUS:
         return status, Failure("error_event", Outcome.ERROR, Sign.ERROR_EVENT, True)

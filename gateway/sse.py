@@ -153,11 +153,11 @@ class EventScanner:
                 kind |= CONTENT
             reason = choice.get("finish_reason")
             if reason:
-                kind |= self._finished(reason)
+                kind |= self._finished(_text(reason))
         return kind
 
     def _response(self, parsed: dict[str, Any]) -> int:
-        kind = str(parsed.get("type", ""))
+        kind = _text(parsed.get("type"))
         if kind.endswith(".delta"):
             return CONTENT if parsed.get("delta") else 0
         if kind == "error":
@@ -168,15 +168,15 @@ class EventScanner:
         if not isinstance(response, dict):
             return 0
         if kind == "response.created":
-            self.first_id = str(response.get("id", ""))
+            self.first_id = _text(response.get("id"))
         if kind == "response.failed":
             return self._failed(response.get("error") or {"message": "response failed"}) | TERMINAL
         if kind in ("response.completed", "response.incomplete"):
             self.usage = usages.read(response.get("usage"))
             details = response.get("incomplete_details")
             reason = details.get("reason") if isinstance(details, dict) else None
-            fine = reason is None or reason in _FINE_ENDS
-            return TERMINAL | self._finished("stop" if fine else str(reason))
+            fine = not isinstance(reason, str) or reason in _FINE_ENDS
+            return TERMINAL | self._finished("stop" if fine else _text(reason))
         return 0
 
     def _message(self, parsed: dict[str, Any]) -> int:
@@ -192,7 +192,7 @@ class EventScanner:
             self.usage = usages.merge(self.usage, usages.read(parsed.get("usage")))
             delta = parsed.get("delta")
             reason = delta.get("stop_reason") if isinstance(delta, dict) else None
-            return self._finished(str(reason)) if reason else 0
+            return self._finished(_text(reason)) if reason else 0
         if kind == "message_stop":
             return TERMINAL
         if kind == "error" or (kind is None and parsed.get("error")):
@@ -205,7 +205,7 @@ class EventScanner:
         return FINISH | ABORT if reason in ("abort", "error", "cancelled") else FINISH
 
     def _failed(self, error: Any) -> int:
-        self.error = error if isinstance(error, dict) else {"message": str(error)}
+        self.error = error if isinstance(error, dict) else {"message": _text(error)}
         return ERROR
 
     def _learn(self, event: bytes) -> None:
@@ -225,6 +225,11 @@ class EventScanner:
         # Responses number their events, so only the head is constant; it names the type of the event
         self.suffix = b"\n\n" if self._api is Api.RESPONSES else event[end:]
         self.prefix, self.at = event[:at], at
+
+
+def _text(value: Any) -> str:
+    """What should be text; anything else is none. Not `str(value)`: of a list a thousand deep Python writes none."""
+    return value if isinstance(value, str) else ""
 
 
 def _says(delta: Mapping[str, Any]) -> bool:

@@ -81,7 +81,7 @@ def ask(body: bytes, options: Any, present: bool) -> list[bytes | memoryview] | 
         if colon is None:
             continue
         parts = _with_usage(body, colon.end(), options)
-        if parts is not None and _options(parts) == wanted:
+        if parts is not None and _gives(parts, wanted):
             return parts
     return None
 
@@ -100,11 +100,12 @@ def _with_usage(body: bytes, at: int, options: dict[str, Any] | None) -> list[by
     return _insert(body, at + 1, b'"include_usage":true' + (b"," if options else b""), at + 1)
 
 
-def _options(parts: list[bytes | memoryview]) -> Any:
+def _gives(parts: list[bytes | memoryview], wanted: dict[str, Any]) -> bool:
+    """Whether the body in `parts` has these `stream_options`; RecursionError: they are too deep to compare."""
     try:
-        return orjson.loads(b"".join(parts)).get("stream_options")
-    except orjson.JSONDecodeError:
-        return None
+        return bool(orjson.loads(b"".join(parts)).get("stream_options") == wanted)
+    except (orjson.JSONDecodeError, RecursionError):
+        return False
 
 
 def _insert(body: bytes, at: int, text: bytes, until: int) -> list[bytes | memoryview]:

@@ -1,9 +1,9 @@
 """Reads vLLM's `/metrics` text, versions 0.10 to 0.33, into the few values that matter. Pure.
 
 Only lines of known names are looked at: a page has 50 KB, and it is read once a second per replica on the loop that
-also streams. Names that changed are tried newest first. A value that is absent, NaN or not a number is unknown
-(None), never zero. A server with data parallel ranks has one series per engine: counts and capacities are summed,
-KV usage is the largest, it is awake when all are, and the steps of each engine are kept apart as its heartbeat.
+also streams. Names that changed are tried newest first. A value that is absent, negative, beyond `MOST` or no number
+is unknown (None), never zero. A server with data parallel ranks has one series per engine: counts and capacities are
+summed, KV usage is the largest, it is awake when all are, and the steps of each engine are kept apart as its heartbeat.
 Source: vLLM's metrics documentation and recorded pages.
 """
 
@@ -64,6 +64,8 @@ _NAMES = frozenset(
         *(f"vllm:{name}_{part}" for name in HISTOGRAMS for part in ("sum", "count")),
     )
 )
+MOST = 1e18  # a value beyond is no count, size or time: nothing that is computed of such comes near the ends of a float
+MOST_DIGITS = 12  # of a number in a label: blocks, tokens, adapters
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:\\.|[^"\\])*)"')
 _ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 
@@ -82,7 +84,7 @@ def series(text: str) -> Series:
             value = float(raw.split(maxsplit=1)[0])  # a timestamp may follow
         except (ValueError, IndexError):
             continue
-        if math.isfinite(value):
+        if 0.0 <= value <= MOST:
             found.setdefault(name.removeprefix("vllm:"), []).append((_labels(labels), value))
     return found
 
@@ -159,7 +161,7 @@ def _awake(s: Series) -> bool | None:
 def _whole(labels: Mapping[str, str], key: str) -> int | None:
     """Labels hold numbers as text, and `None` where the engine has not decided."""
     text = labels.get(key, "")
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
 
 
 def _block_size(labels: Mapping[str, str]) -> int | None:

@@ -24,11 +24,10 @@ from gateway.coming import MOST_BYTES, PATIENCE_S, Coming
 from gateway.cycle import SplicedCycle, refuse
 from gateway.door import Door
 from gateway.errors import Code, GatewayError
-from gateway.request_head import RequestHead, learn
+from gateway.request_head import RequestHead, learn, target, without_upgrade
 
 PIPELINE_DEPTH = 8  # requests read ahead; reading goes on meanwhile, so that a client that leaves is noticed
 MOST_LESSONS = 4  # heads of one connection that are remembered in turn before we stop trying
-_DROP_ON_IGNORED_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class Proxied(Protocol):
@@ -85,12 +84,13 @@ class WireProtocol(HttpToolsProtocol):
         self.serving = None
         self._in_head = False
         self._in_message = False
-        self._head_bytes = 0  # fed since the head began, or more
+        # of what comes without body: head, trailers, sizes of chunks; without the read it began in the middle of
+        self._head_bytes = 0
         self._read_bytes = 0  # size of the read that is being parsed
+        self._fresh = True  # nothing of that read belonged to an earlier request
         self._idle_since = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._refused = False
-        self._ignored_upgrade = False
         self._slow: asyncio.TimerHandle | None = None
 
     # -- bytes in ------------------------------------------------------------------------------------------------
@@ -143,15 +143,14 @@ class WireProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes, between: bool) -> None:
         """`between`: no request was in progress before these bytes."""
         self._read_bytes = len(data)
+        self._fresh = not self._in_message
         self._head_bytes += self._read_bytes
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError as e:
-            self._refuse(GatewayError(Code.MALFORMED, f"the request is not valid HTTP/1.1: {e}"))
+        rest = self._feed(data)
+        while rest is not None:  # a loop: thousands of them may come in one read
+            between = False
+            rest = self._feed(rest)
         if self._in_message:
-            if self._in_head and self._head_bytes > self.max_header_bytes:
+            if self._head_bytes > self.max_header_bytes:
                 self._too_large()
             elif self._slow is None and not self.pipeline and not self._refused:
                 self._slow = self.loop.call_later(self.body_timeout_s, self._too_slow)
@@ -166,6 +165,16 @@ class WireProtocol(HttpToolsProtocol):
             self._start_asgi_task(starting, self.app)
         else:
             self._start(starting, None)
+
+    def _feed(self, data: bytes) -> bytes | None:
+        """Gives bytes to the parser; answers those that have to be read again, without an upgrade that is ignored."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as e:
+            self._refuse(GatewayError(Code.MALFORMED, f"the request is not valid HTTP/1.1: {e}"))
+        return None
 
     def _again(self, known: RequestHead, body: bytes) -> None:
         """One whole request with a head that is known."""
@@ -186,7 +195,8 @@ class WireProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._in_message = True
-        self._head_bytes = self._read_bytes
+        self._head_bytes = self._read_bytes if self._fresh else 0
+        self._fresh = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # else a trailer: never mixed into the headers
@@ -200,13 +210,14 @@ class WireProtocol(HttpToolsProtocol):
         parser = self.parser
         if parser.should_upgrade():
             return
-        limit = self.max_header_bytes
-        if self._head_bytes > limit:  # it may be the body or earlier requests: count the head itself
-            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers], 0)
-            if size > limit:
-                self._too_large()
-                return
+        # what was read may be the body or others: then the head itself is counted
+        if self._head_bytes + self._read_bytes > self.max_header_bytes and self._size() > self.max_header_bytes:
+            self._too_large()
+            return
         self._begin(parser.get_method().decode("ascii"), parser.get_http_version(), parser.should_keep_alive())
+
+    def _size(self) -> int:
+        return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers], 0)
 
     def _begin(self, method: str, version: str, keep_alive: bool) -> None:
         scope = self.scope
@@ -216,14 +227,7 @@ class WireProtocol(HttpToolsProtocol):
             if any(name == b"transfer-encoding" for name, _ in self.headers):
                 self._refuse(GatewayError(Code.MALFORMED, "transfer-encoding is not part of HTTP/1.0"))
                 return
-        url = self.url
-        if not url.startswith(b"/"):
-            try:
-                parsed = httptools.parse_url(url)
-                url = (parsed.path or b"/") + (b"?" + parsed.query if parsed.query else b"")
-            except httptools.HttpParserInvalidURLError:
-                url = b"/"
-        raw_path, _, query = url.partition(b"#")[0].partition(b"?")
+        raw_path, query = target(self.url)
         path = raw_path.decode("latin-1")
         scope["path"] = self.root_path + (urllib.parse.unquote(path) if "%" in path else path)
         scope["raw_path"] = self.root_path.encode("ascii") + raw_path
@@ -256,6 +260,7 @@ class WireProtocol(HttpToolsProtocol):
         self.tasks.add(task)
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return
@@ -287,6 +292,9 @@ class WireProtocol(HttpToolsProtocol):
             return
         self._refused = True
         serving = self.serving
+        if serving is not None and serving.response_complete and not serving.keep_alive:
+            self.close()  # it was answered before its body had come; our side of the connection has ended
+            return
         if serving is not None and not serving.response_complete:
             if serving is not self.cycle or not serving.more_body:
                 serving.keep_alive = False  # what came before is answered still, then the connection closes
@@ -300,8 +308,8 @@ class WireProtocol(HttpToolsProtocol):
         refuse(self, error, path)
 
     def _too_large(self) -> None:
-        limit = self.max_header_bytes
-        self._refuse(GatewayError(Code.HEADERS_TOO_LARGE, f"the request head is larger than {limit} bytes"))
+        message = f"the request head, or its trailers, are larger than {self.max_header_bytes} bytes"
+        self._refuse(GatewayError(Code.HEADERS_TOO_LARGE, message))
 
     def _too_slow(self) -> None:
         self._slow = None
@@ -311,19 +319,15 @@ class WireProtocol(HttpToolsProtocol):
             return  # its reader has the same limit, and answers in the API's own form
         self._refuse(GatewayError(Code.BODY_TOO_SLOW, f"no whole request within {self.body_timeout_s:g} s"))
 
-    def _upgrade(self, rest: bytes) -> None:
-        """h2c is ignored: the request is read again without it. Anything else is refused."""
+    def _upgrade(self, rest: bytes) -> bytes | None:
+        """h2c is ignored: the bytes of the request without it, to be read again. Anything else is refused."""
         wanted = next((value.lower() for name, value in self.headers if name == b"upgrade"), b"")
         if wanted != b"h2c":
             self._refuse(GatewayError(Code.UPGRADE, "protocol upgrades are not supported here"))
-            return
-        head = [self.scope.get("method", self.parser.get_method().decode()).encode(), b" ", self.url, b" HTTP/1.1\r\n"]
-        for name, value in self.headers:
-            if name not in _DROP_ON_IGNORED_UPGRADE:
-                head += [name, b": ", value, b"\r\n"]
-        head.append(b"\r\n")
+            return None
+        head = without_upgrade(self.parser.get_method(), self.url, self.headers)
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"".join(head) + rest)
+        return head + rest
 
     # -- the end of connections and answers ----------------------------------------------------------------------
 

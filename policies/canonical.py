@@ -171,7 +171,7 @@ def _part(parts: list[bytes], part: Any, inside: bool = False) -> None:
         return
     kind = part.get("type")
     text = part.get("text")
-    if isinstance(text, str) and (kind is None or kind in _TEXT_TYPES):
+    if isinstance(text, str) and (kind is None or (isinstance(kind, str) and kind in _TEXT_TYPES)):
         _field(parts, _TEXT, text.encode("utf-8", "surrogatepass"))
     elif kind == "tool_result" and not inside:  # a result holds text and media, never another result
         _field(parts, _OTHER, b"tool_result=" + _bytes(part.get("tool_use_id")))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import orjson
 import pytest
 
-from gateway import usage
+from gateway import scrape, usage
+from gateway.config import Config
+from gateway.fleet import Fleet
+from gateway.replica import MOST_LEVELS, Replica
+from gateway.vllm_metrics import read
 from policies.model import Usage
 from tests.gateway.scripted import CHAT, gateway, playing, replica
-from tests.gateway.test_failures import GOOD_STREAM
+from tests.gateway.test_failures import DONE, GOOD_STREAM, STREAM_HEAD
 
 ODD = b'data: {"choices":[5,null,[],{"delta":5}]}\n\n'
 
@@ -40,3 +49,91 @@ async def test_choices_that_are_no_objects_pass_as_they_came() -> None:
 def test_counts_that_no_request_can_have_are_not_learnt() -> None:
     told = {"prompt_tokens": -7, "completion_tokens": 2**64 - 1, "prompt_tokens_details": {"cached_tokens": True}}
     assert usage.read(told) == Usage(None, None, None)
+
+
+@pytest.mark.parametrize("reason", [b"5", b"true", b'["stop"]', b'{"a":1}', b"1e300", b"[" * 900 + b"]" * 900])
+async def test_a_finish_reason_that_is_no_text_ends_an_answer_like_any(reason: bytes) -> None:
+    said = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":%b}]}\n\n' % reason
+    async with replica(playing([STREAM_HEAD, b"%x\r\n%b\r\n" % (len(said), said), DONE])) as a, gateway(a) as g:
+        answer = await g.post("/v1/chat/completions", CHAT)
+        assert (answer.status, answer.body) == (200, said + b"data: [DONE]\n\n")
+        assert (await g.record()).outcome == "success"
+
+
+@pytest.mark.parametrize("reason", [b"[]", b'{"a":1}', b"5", b'["abort"]'])
+async def test_a_reason_that_is_no_text_is_no_reason_to_try_again(reason: bytes) -> None:
+    body = b'{"id":"r","status":"incomplete","incomplete_details":{"reason":%b}}' % reason
+    whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    async with replica(playing([whole])) as a, gateway(a) as g:
+        answer = await g.post("/v1/responses", b'{"model":"tiny","input":"x"}')
+        assert (answer.status, answer.body, len(a.seen)) == (200, body, 1)
+        assert (await g.record()).outcome == "success"
+
+
+# -- what replicas say of themselves -----------------------------------------------------------------------------------
+
+NINES = "9" * 5000
+ODD_PAGES = {
+    "numbers of thousands of digits": f'vllm:cache_config_info{{block_size="{NINES}",num_gpu_blocks="{NINES}"}} 1\n',
+    "sums beyond a float": 'vllm:num_requests_running{engine="0"} 1e308\nvllm:num_requests_running{engine="1"} 1e308\n',
+    "less than nothing": "vllm:num_requests_running -5\nvllm:kv_cache_usage_perc -1\n",
+    "no numbers": "vllm:num_requests_running NaN\nvllm:kv_cache_usage_perc Inf\nvllm:num_requests_waiting x\n",
+    "an adapter's room": f'vllm:lora_requests_info{{max_lora="{NINES}"}} 1\n',
+}
+
+
+@pytest.mark.parametrize("page", ODD_PAGES)
+def test_values_that_nothing_can_have_are_unknown(page: str) -> None:
+    values = read(ODD_PAGES[page], "r0", 1.0)
+    assert (values.running, values.waiting, values.kv_usage) == (None, None, None)
+    assert (values.num_gpu_blocks, values.block_size, values.max_adapters) == (None, None, None)
+
+
+def test_a_model_described_deeper_than_json_is_written_is_listed_without_its_description() -> None:
+    def nested(levels: int) -> object:
+        return [nested(levels - 1)] if levels else 1
+
+    rows = [{"id": "deep", "x": nested(MOST_LEVELS)}, {"id": "flat", "x": nested(MOST_LEVELS - 1)}]
+    fleet = Fleet(Config().health, lambda _: None)
+    fleet.add(Replica("r0", "http://127.0.0.1:1"))
+    fleet.learn("r0", rows)  # type: ignore[arg-type]
+    listed = orjson.loads(fleet.models_document())["data"]
+    assert listed == [{"id": "deep", "object": "model", "owned_by": "vllm"}, rows[1]]
+
+
+class Endless(httpx.AsyncByteStream):
+    """`part` for ever: at once, or never a second one."""
+
+    def __init__(self, part: bytes, stalls: bool) -> None:
+        self.part, self.stalls = part, stalls
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.part
+        while True:
+            if self.stalls:
+                await asyncio.Event().wait()
+            yield self.part
+
+
+@pytest.mark.parametrize(("stalls", "said"), [(True, "took longer than 0.05 s"), (False, "is larger than 16777216")])
+async def test_a_page_that_never_ends_is_given_up(stalls: bool, said: str) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["accept-encoding"] == "identity"
+        return httpx.Response(200, stream=Endless(b"x" * (1 << 20), stalls))
+
+    one = Replica("r0", "http://127.0.0.1:1")
+    async with scrape.client(one) as asked:
+        http = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=asked.headers)
+        with pytest.raises(scrape.ReadError, match=said):
+            await scrape.metrics(http, one, 0.05 if stalls else 60.0, lambda: 1.0)
+
+
+@pytest.mark.parametrize("charset", ["hex", "undefined", "utf-16", "nothing-known"])
+async def test_a_page_is_read_whatever_its_charset_is_called(charset: str) -> None:
+    page = b"vllm:num_requests_running 3\n\xff\xfe"
+    kind = {"content-type": f"text/plain; charset={charset}"}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, headers=kind, stream=httpx.ByteStream(page)))
+    values = await scrape.metrics(
+        httpx.AsyncClient(transport=transport), Replica("r0", "http://127.0.0.1:1"), 60.0, lambda: 1.0
+    )
+    assert values.running == 3.0
