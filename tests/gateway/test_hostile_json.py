@@ -111,8 +111,8 @@ def test_whatever_a_client_sends_is_read_or_refused(path: str, document: dict[st
     endpoint, body = ALLOW[path], json.dumps(document).encode()
     try:
         call = openai.parse(endpoint, {}, body, ask_usage=True)
-    except GatewayError:  # its model is no text
-        assert not isinstance(document["model"], str)
+    except GatewayError:  # its model is no text, or it holds an infinity, which JSON has not
+        assert b"Infinity" in body or not isinstance(document["model"], str)
         return
     parts = call.canonical(endpoint, "m", None)
     if call.document is not None:
