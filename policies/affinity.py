@@ -128,12 +128,13 @@ class Affinity:
 
     def look(self, request: Request, now: float) -> Look:
         """Expected cached tokens per slot, and the preference list; may be asked again while the request is held."""
+        whole = request.prompt_bytes // CHUNK_BYTES  # of a long prompt more than its chain
         if request.chain or request.shared_depth:
-            depths = self.index.depths(request.chain, request.prompt_bytes // CHUNK_BYTES)
+            depths = self.index.depths(request.chain, whole)
         else:  # a short prompt: nothing can be known of it
             depths = [0] * len(self._trust)
         if request.shared_depth:
-            self._merge(depths, request.shared_depth, len(request.chain))
+            self._merge(depths, request.shared_depth, max(whole, len(request.chain)))
         return Look(self.homes, request, now, depths, self._trust, self._tokens_per_chunk(request))
 
     def dispatched(self, request: Request, replica_id: str, look: Look, reason: str, work_s: float, now: float) -> None:

@@ -147,8 +147,8 @@ class SharedScheduler(Scheduler):
     def _prefilled(self, request_id: str, replica_id: str) -> None:
         entry = self._shared.get(request_id)
         if entry is not None and not entry.written and entry.request.chain:
-            entry.written = True
-            self.index.answered(entry.request.chain, replica_id)
+            entry.written, request = True, entry.request
+            self.index.answered(request.chain, replica_id, _beyond(request, request.prompt_bytes))
 
     def _ended(self, request_id: str, replica_id: str, usage: Usage | None) -> None:
         """Its answer is cached behind its prompt, for the next turn to find wherever that is placed."""
@@ -157,7 +157,12 @@ class SharedScheduler(Scheduler):
             return
         request, ratio = entry.request, self.balancer.dispatcher.affinity.bytes_per_token
         size = request.prompt_bytes + int(usage.completion_tokens * ratio.ratio(request.model))
-        self.index.answered(request.chain, replica_id, max(0, size // CHUNK_BYTES - len(request.chain)))
+        self.index.answered(request.chain, replica_id, _beyond(request, size))
+
+
+def _beyond(request: Request, size: int) -> int:
+    """Chunks of so many bytes that follow the request's chain, which a long prompt is longer than."""
+    return max(0, size // CHUNK_BYTES - len(request.chain))
 
 
 def _estimate(request: Request) -> int:

@@ -58,6 +58,15 @@ def test_what_other_gateways_saw_counts_too() -> None:
     assert it.look(seen, 0.0).claimed_tokens == [0.0, 256.0]
 
 
+def test_of_a_prompt_that_is_longer_than_its_chain_all_that_others_saw_counts() -> None:
+    """Its chain ends after 512 chunks; a follow-up of 800 that another gateway took was known for 512 of them."""
+    it = fleet()
+    whole = request(chain=tuple(range(512)), prompt_bytes=800 * 256, prompt_tokens=51_200, shared_depth={"b": 780})
+    assert it.look(whole, 0.0).claimed_tokens == [0.0, 49_920.0]
+    whole.shared_depth = {"b": 900}
+    assert it.look(whole, 0.0).claimed_tokens == [0.0, 51_199.0]
+
+
 def test_capacity_is_the_engines_in_tokens_and_shrinks_when_hits_fail_to_come() -> None:
     it = fleet(capacity_tokens=64 * 1000)
     assert it.index.capacity("a") == 1000

@@ -90,6 +90,18 @@ async def test_the_next_turn_finds_the_answer_of_the_one_before_at_another_gatew
         assert list(seen[0].shared_depth.values()) == [whole]
 
 
+@pytest.mark.plain
+async def test_of_a_prompt_that_is_longer_than_its_chain_all_is_told_with_its_first_token(server: Server) -> None:
+    async with two(server) as (a, _):
+        sent = listen(a)
+        body = {"model": "sim", "messages": [{"role": "user", "content": LONG * 40}], "max_tokens": 50_000}
+        async with a.http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}, headers=BIG):
+            await until(lambda: any(b"+" in (server.client.get(key) or b"") for key in server.prefixes()))
+        beyond = sent[0].prompt_bytes // 256 - 512
+        assert beyond >= 50
+        assert any((server.client.get(key) or b"").endswith(b"+%d" % beyond) for key in server.prefixes())
+
+
 async def test_load_of_one_is_known_to_the_other_and_gone_with_it(server: Server) -> None:
     async with two(server, expiry_s=0.5) as (a, b):
         body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50_000, "stream": True}
