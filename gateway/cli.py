@@ -15,6 +15,7 @@ from gateway import banner, plain_lines
 from gateway.config import Config, ConfigError, load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+ONLY_CHECK = "FOREBAY_ONLY_CHECK"  # set where a running supervisor asks whether this program could take its place
 
 
 @app.command()
@@ -58,6 +59,8 @@ def serve(
         _mistakes(e)
     if settings.workers.count > 1:
         _several(settings, config, overrides)
+    if os.environ.get(ONLY_CHECK):
+        _fail("workers.count = 1: one process cannot take over from several; stop this gateway and start it again")
     _one(settings, config, overrides)
 
 
@@ -97,7 +100,7 @@ def _several(settings: Config, config: Path | None, overrides: dict[str, Any]) -
         Tenants.of(settings)
     except ConfigError as e:
         _mistakes(e)
-    if os.environ.get(supervisor.ONLY_CHECK):
+    if os.environ.get(ONLY_CHECK):
         raise typer.Exit(0)
     try:
         run = supervisor.supervise(settings, config, overrides)

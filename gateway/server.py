@@ -27,6 +27,7 @@ from gateway.proxy import Proxy
 log = logging.getLogger("forebay")
 LEAVE_IDLE_S = 1.0  # a client that has just had an answer may be sending the next request
 CUT_S = 2  # for streams that are cut at the end of the drain
+UNUSED = (signal.SIGUSR1, signal.SIGUSR2)  # would end the process and cut its streams
 
 
 class Served(Protocol):
@@ -89,7 +90,11 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.gateway.start()
         await super().startup(sockets)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if not self.supervised:
+            for unused in UNUSED:
+                loop.add_signal_handler(unused, self._not_done, unused)
         gc.collect()
         gc.set_threshold(20_000, 20, 50)  # a finished request leaves no cycle behind, so there is little to find
         gc.freeze()  # what exists now stays; scanning it again and again would only delay streams
@@ -97,7 +102,8 @@ class Server(uvicorn.Server):
             self.beats()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        for known in (signal.SIGHUP, *(() if self.supervised else UNUSED)):
+            asyncio.get_running_loop().remove_signal_handler(known)
         self.gateway.cut()
         await super().shutdown(sockets)
         await self.gateway.stop()  # not as a lifespan event: uvicorn leaves those out when it is forced
@@ -136,6 +142,9 @@ class Server(uvicorn.Server):
             self.gateway.proxy.leaving = True
             for server in self.servers:
                 server.close()
+
+    def _not_done(self, sig: signal.Signals) -> None:
+        log.warning("%s: nothing is done; it replaces the program only where it runs with --workers", sig.name)
 
     def _reload(self) -> None:
         try:

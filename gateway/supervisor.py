@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from gateway import children, folder
+from gateway.cli import ONLY_CHECK
 from gateway.config import Config
 from gateway.server import CUT_S, listen
 
 HANDED_OVER = "FOREBAY_HANDED_OVER"  # what a supervisor leaves to the program that replaces it
-ONLY_CHECK = "FOREBAY_ONLY_CHECK"
+CHECK_S = 60.0  # the program that takes over may need so long to read its configuration
 CORE = -1  # slot of the core
 SOON_S = 0.5  # children that die sooner than this after their start are not restarted at once
 log = logging.getLogger("forebay.supervisor")
@@ -240,7 +241,13 @@ class Supervisor:
     def _replace(self) -> None:
         """Runs what is installed now in this process, with the port and the children; they leave once it is there."""
         again = [sys.executable, *sys.orig_argv[1:]]
-        check = subprocess.run(again, env={**os.environ, ONLY_CHECK: "1"}, capture_output=True, text=True, timeout=60)
+        try:
+            check = subprocess.run(
+                again, env={**os.environ, ONLY_CHECK: "1"}, capture_output=True, text=True, timeout=CHECK_S
+            )
+        except (OSError, subprocess.SubprocessError) as e:  # no program there, or one that does not answer
+            log.error("not replaced: %s", e)
+            return
         if check.returncode:
             for line in (check.stdout + check.stderr).splitlines()[-5:]:
                 log.error("not replaced: %s", line)

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from loadtests import profiles, provenance, replay, screen, terminal
 from loadtests.campaign import Fleet, simulate_arm
-from loadtests.compare import LiveArm, Plan, asked_by, parse_arm, run_once
+from loadtests.compare import LiveArm, Plan, asked_by, leave, parse_arm, run_once
 from loadtests.drive import Behaviour
 from loadtests.offer import CONFIG_HELP, OBJECTIVE_HELP, Offer, classes_of, offer
 from loadtests.record import Record
@@ -129,6 +129,7 @@ def boundary(
     Example: forebay boundary --workload chat --arm round_robin --arm forebay --window 300 --out runs/boundary
     """
     console = terminal.console()
+    state = None
     live = gateway is not None or any("=" in one for one in arm)
     try:
         made = offer(
@@ -142,7 +143,8 @@ def boundary(
             raise ScheduleError(f"--from {start:g}: a load above 0 would be right")
         if live:
             arms = [parse_arm(one, gateway) for one in arm]
-            run = live_runner(console, made, arms, gateway, tuple(replica or ()), model, time_scale)
+            state = state_of(arms, gateway, tuple(replica or ()), model)
+            run = live_runner(console, made, arms, state, time_scale)
         else:
             run = virtual_runner(arm, replicas, profile, max_batched_tokens)
     except (*replay.BAD_USAGE, ValueError, StartStateError) as error:
@@ -151,7 +153,11 @@ def boundary(
     names = [one.partition("=")[0] for one in arm]
     ask = Ask(made, target, start, seeds, repeats, shaken, run, console)
     try:
-        found = recovered(ask, names) if shaken else searched(ask, names)
+        try:
+            found = recovered(ask, names) if shaken else searched(ask, names)
+        finally:
+            if state is not None:
+                leave(console, state)
     except (SenderError, StartStateError, InvalidRunError) as error:
         typer.echo(f"forebay boundary: {error}", err=True)
         raise typer.Exit(1) from None
@@ -241,20 +247,24 @@ def virtual_runner(arms: list[str], replicas: int, profile: str, budget: int | N
     return run
 
 
+def state_of(arms: list[LiveArm], gateway: str | None, replicas: tuple[str, ...], model: str | None) -> StartState:
+    """Raises SetupError, StartStateError."""
+    key = os.environ.get("FOREBAY_API_KEY")
+    name = model or asyncio.run(replay.first_model(arms[0].url, key, asked_by(arms[0])))
+    state = StartState(name, replicas, gateway, key, os.environ.get("FOREBAY_ADMIN_TOKEN"))
+    asyncio.run(state.look([one.policy for one in arms if one.policy is not None]))
+    return state
+
+
 def live_runner(
     console: Console,
     made: Offer,
     arms: list[LiveArm],
-    gateway: str | None,
-    replicas: tuple[str, ...],
-    model: str | None,
+    state: StartState,
     time_scale: float,
 ) -> Runner:
-    key = os.environ.get("FOREBAY_API_KEY")
-    name = model or asyncio.run(replay.first_model(arms[0].url, key, asked_by(arms[0])))
-    plan = Plan(made, Shape(name, time_scale=time_scale), Behaviour(), replicas, key, None, time_scale)
-    state = StartState(name, replicas, gateway, key, os.environ.get("FOREBAY_ADMIN_TOKEN"))
-    asyncio.run(state.look([one.policy for one in arms if one.policy is not None]))
+    shape = Shape(state.model, time_scale=time_scale)
+    plan = Plan(made, shape, Behaviour(), tuple(state.replicas), state.api_key, None, time_scale)
     by_name = {one.name: one for one in arms}
 
     def run(arm: str, schedule: Schedule) -> list[Record]:

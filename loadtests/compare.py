@@ -127,7 +127,10 @@ def compare(
             )
             for line in origin["objectives_differ"]:
                 console.print(f"[yellow]note[/yellow] {line}", highlight=False)
-        runs = run_blocks(console, plan, state, arms, wanted, load, noise_floor)
+        try:
+            runs = run_blocks(console, plan, state, arms, wanted, load, noise_floor)
+        finally:
+            leave(console, state)
         comparisons = pairing.compare_all([run for run, _ in runs])
     except (SenderError, StartStateError, pairing.RefusedError, ScheduleError) as error:
         typer.echo(f"forebay compare: {error}", err=True)
@@ -154,6 +157,12 @@ def parse_arm(text: str, gateway: str | None) -> LiveArm:
 def asked_by(arm: LiveArm) -> str:
     """The option that gave an arm its URL, as it stands before that URL in a mistake."""
     return f"--arm {arm.name}:" if arm.policy is None else "--gateway"
+
+
+def leave(console: Console, state: StartState) -> None:
+    """A gateway whose policies were switched goes on with the one it had, however the runs ended."""
+    if policy := asyncio.run(state.leave()):
+        console.print(f"{state.gateway} runs {policy} again", highlight=False)
 
 
 def run_blocks(

@@ -38,6 +38,7 @@ class StartState:
     admin_token: str | None = None
     resets: bool = field(default=False, init=False)  # every replica could be emptied
     _warmed: bool = field(default=False, init=False)
+    _before: dict[str, Any] = field(default_factory=dict, init=False)  # the policy that the gateway ran by itself
 
     async def look(self, policies: Sequence[str] = ()) -> None:
         """Finds out whether every replica can be reset; asks each once. The gateway is asked whether it knows
@@ -46,7 +47,9 @@ class StartState:
         async with self._client() as client:
             if policies:
                 answer = await _call(client, "GET", f"{self.gateway}/admin/policy", headers=self._admin())
-                known = self._told(answer).get("known") or policies
+                told = self._told(answer)
+                self._before = {key: told[key] for key in ("name", "settings") if key in told}
+                known = told.get("known") or policies
                 for arm in policies:
                     if arm.partition("+")[0] not in known:
                         raise StartStateError(f"--arm {arm}: {self.gateway} knows {', '.join(known)}")
@@ -82,6 +85,15 @@ class StartState:
             for url in self.replicas or [target]:
                 await self._canary(client, url, self.salt_of(run))
         self._warmed = True
+
+    async def leave(self) -> str | None:
+        """The gateway runs its own policy again; the name, where one was switched. Raises StartStateError."""
+        if not self._before:
+            return None
+        async with self._client() as client:
+            url = f"{self.gateway}/admin/policy"
+            self._told(await _call(client, "PUT", url, json=self._before, headers=self._admin()))
+        return str(self._before["name"])
 
     async def _switch(self, client: httpx.AsyncClient, arm: str) -> None:
         body = {"name": arm, "clear_index": True}

@@ -127,6 +127,13 @@ def test_serve_names_a_mistake_on_the_command_line_like_one_in_the_file() -> Non
     assert second.startswith('policy.name = "robin": must be one of forebay, round_robin')
 
 
+def test_one_process_does_not_take_over_from_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_ONLY_CHECK", "1")  # as a supervisor asks the program that is installed now
+    answer = run(app, ["serve", "--replica", "http://127.0.0.1:9", "--port", "0"])
+    said = "workers.count = 1: one process cannot take over from several; stop this gateway and start it again\n"
+    assert (answer.exit_code, answer.stderr) == (1, said)
+
+
 def test_a_port_that_is_taken_is_one_line_and_exit_1() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -105,6 +105,17 @@ async def test_sighup_reads_the_file_again_and_a_mistake_leaves_what_runs(
         assert g.gateway.proxy.config.limits.max_body_bytes == 2000
 
 
+async def test_signals_that_only_a_gateway_of_several_workers_knows_end_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running() as g:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await until(lambda: "SIGUSR1" in caplog.text and "SIGUSR2" in caplog.text)
+        assert (await g.http.get("/health")).status_code == 200
+    assert "SIGUSR2: nothing is done; it replaces the program only where it runs with --workers" in caplog.text
+
+
 # -- tenants -------------------------------------------------------------------------------------------------------
 
 KEY = "sk-alice-5f1d"

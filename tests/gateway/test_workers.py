@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.config import Config
+from gateway.supervisor import Supervisor
 from gateway.tenants import digest
 from tests.serving import CHAT, PLAIN, Gateway, Stream, begun, chat, gateway, post, quiet, samples, seen, wait_for
 from tests.simulated import Simulated
@@ -225,6 +228,16 @@ def test_the_program_is_replaced_without_a_request_that_fails(front: Gateway) ->
     assert failures == []
     assert [one.done for one in ended] == [True] * 4
     wait_for(lambda: quiet(front), "nothing is left")
+
+
+def test_a_program_that_is_not_there_leaves_the_one_that_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while an installation is being replaced: the supervisor goes on, with what it had."""
+    made = Supervisor(Config(), None, {}, [], greet=False)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    made._replace()
+    assert "not replaced: [Errno 2] No such file or directory: '/nowhere/python'" in caplog.text
 
 
 def test_sigterm_drains_every_hand(front: Gateway) -> None:

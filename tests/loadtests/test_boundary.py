@@ -82,7 +82,8 @@ def test_a_live_probe_switches_the_policy_and_one_that_measured_the_generator_en
     made = offer("unique", None, window_s=2.0, drain_s=20.0, objectives=("ttft=60s,tpot=10s",), form=None)
     with Playground(demo.replica_settings(), 2, PATIENT | {"policy": {"name": "random"}}) as ground:
         arms = [boundary.parse_arm(one, ground.url) for one in ("round_robin", "least_request")]
-        run = boundary.live_runner(Console(quiet=True), made, arms, ground.url, tuple(ground.replica_urls), None, 2.0)
+        state = boundary.state_of(arms, ground.url, tuple(ground.replica_urls), None)
+        run = boundary.live_runner(Console(quiet=True), made, arms, state, 2.0)
         schedule = made.schedule(0, 1.0)
         records = run("least_request", schedule)
         policy = httpx.get(f"{ground.url}/admin/policy", verify=False).json()

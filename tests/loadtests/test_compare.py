@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -122,6 +123,9 @@ def test_policies_of_one_gateway_are_switched_and_start_cold(tmp_path: Path) -> 
             *(word for url in ground.replica_urls for word in ("--replica", url)),
         ]  # fmt: skip
         result = CliRunner().invoke(cli.build(["compare"]), arguments)
+        left = httpx.get(f"{ground.url}/admin/policy").json()["name"]
+    assert left == "random"  # its own again, and said so
+    assert f"{ground.url} runs random again" in " ".join(result.output.split())
     runs = results.read(tmp_path)["runs"]
     names = {"round_robin", "round_robin (again)", "least_request"}
     assert {run["policy"] for run in runs} == names, result.output
