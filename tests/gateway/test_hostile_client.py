@@ -57,8 +57,13 @@ async def test_a_thousand_upgrades_in_one_read_are_a_thousand_requests() -> None
         client.close()
 
 
-async def test_a_body_that_turns_out_to_be_none_is_answered_once_whatever_its_path() -> None:
+async def test_a_body_that_turns_out_to_be_none_is_answered_once_whatever_its_path(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with replica(echo) as a, gateway(a) as g:
+        of_server = logging.getLogger("uvicorn.error")  # quiet in these tests, and here it is asked
+        of_server.setLevel(logging.ERROR)
+        of_server.addHandler(caplog.handler)
         client = await g.connect()
         await client.send(b"POST /nothing HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
         answer = await client.answer()
