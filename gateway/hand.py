@@ -167,7 +167,7 @@ class Hand:
             try:
                 await lost
             finally:
-                link.drop()
+                link.leave()  # a core that is only slow reads on: what it was told is on record and paid for
             if self._link is not None:
                 log.warning("hand %d has no core", self.slot)
             self._alone()

@@ -22,6 +22,14 @@ log = logging.getLogger("forebay.link")
 Message = list[Any]
 
 
+def _ignore(message: Message) -> None:
+    """Of a link that was left."""
+
+
+def _ignore_end() -> None:
+    """The same."""
+
+
 class Link(asyncio.Protocol):
     """One end. `heard` gets each message, `lost` the end of the connection, once."""
 
@@ -58,6 +66,14 @@ class Link(asyncio.Protocol):
         self.flush()
         if self._transport is not None:
             self._transport.close()
+
+    def leave(self) -> None:
+        """What was told so far still arrives, and nothing is heard any more, nor `lost` called. Only our end closes:
+        a socket that is gone makes the other side's next write fail, and with that goes what it has not read yet."""
+        self.flush()
+        self._heard, self._lost, self._loop = _ignore, _ignore_end, None
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
 
     def drop(self) -> None:
         """Ends it at once; `lost` is not called any more."""

@@ -200,6 +200,26 @@ def test_a_core_that_hangs_counts_as_dead_until_it_moves_again(front: Gateway) -
     wait_for(lambda: quiet(front), "nothing is charged twice or left")
 
 
+def test_what_ends_while_the_core_hangs_is_counted_once_it_moves_again(front: Gateway) -> None:
+    """Prompts so long that what a hand tells of them fills what the kernel keeps: ends of streams stand behind them."""
+    core, before = core_of(front), front.metric("forebay_requests_total", outcome="success")
+    long = chat("the river takes it to the sea again and " * 3000, max_tokens=1)
+    with ExitStack() as stack, ThreadPoolExecutor(60) as pool:
+        streams = begun(stack, front, 4, max_tokens=40, **BIG)
+        os.kill(core, signal.SIGSTOP)
+        try:
+            asked = [pool.submit(post, front.url, long, **BIG) for _ in range(60)]
+            assert [one.done for one in finish(streams)] == [True] * 4
+            assert [one.result().status_code for one in asked] == [200] * 60
+        finally:
+            os.kill(core, signal.SIGCONT)
+    wait_for(lambda: seen(front, "forebay_requests_total") is not None, "the core answers again")
+    wait_for(
+        lambda: front.metric("forebay_requests_total", outcome="success") == before + 64, "each is counted, and once"
+    )
+    wait_for(lambda: quiet(front), "nothing is charged twice or left")
+
+
 def test_the_program_is_replaced_without_a_request_that_fails(front: Gateway) -> None:
     before = set(children(front))
     failures: list[object] = []
