@@ -31,6 +31,14 @@ _PREFIX = os.urandom(8).hex().encode()
 _numbers = count(1)
 
 
+def _other_prefix() -> None:
+    global _PREFIX
+    _PREFIX = os.urandom(8).hex().encode()
+
+
+os.register_at_fork(after_in_child=_other_prefix)  # hands are forks: each would number with the prefix of all others
+
+
 def request_id(given: bytes | None) -> bytes:
     """The client's id where it is printable and short, else a new one."""
     if given is not None and _REQUEST_ID.fullmatch(given):

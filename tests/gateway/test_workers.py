@@ -250,6 +250,22 @@ def test_the_program_is_replaced_without_a_request_that_fails(front: Gateway) ->
     wait_for(lambda: quiet(front), "nothing is left")
 
 
+def test_no_two_hands_make_the_same_request_id(front: Gateway) -> None:
+    """Nor does the one that comes for a hand that died: replicas and the journal know requests by it."""
+
+    def made() -> list[str]:
+        return [answers(front).headers["x-request-id"] for _ in range(12)]  # each on a connection of its own
+
+    seen_so_far = made()
+    before = hands_of(front)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(alive(pid) for pid in before), "both hands are dead")
+    wait_for(lambda: len(hands_of(front)) == 2 and not set(hands_of(front)) & set(before), "both hands are new")
+    ids = [*seen_so_far, *made()]
+    assert sorted(set(ids)) == sorted(ids)
+
+
 def test_a_program_that_is_not_there_leaves_the_one_that_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
