@@ -81,7 +81,7 @@ FORMS: dict[Code, tuple[int, str, str]] = {
 SHED_MESSAGES = {
     Code.INFEASIBLE: "no replica can meet the objectives of this request now",
     Code.QUEUE_FULL: "the queue of this service class is full",
-    Code.OVER_QUOTA: "this tenant has used its share of the fleet",
+    Code.OVER_QUOTA: "this key is over its rate or its number of open requests; wait as long as Retry-After says",
     Code.NO_REPLICA: "no replica that serves this model is available",
     Code.DRAINING: "the gateway is shutting down",
     Code.EXPIRED: "the deadline of this request has passed",
