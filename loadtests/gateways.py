@@ -126,5 +126,5 @@ class Peers:
                 key = (gateway, g, replica.id)
                 more = row[6] - self._spent.get(key, row[6])
                 self._spent[key] = row[6]
-                total = total.plus(PeerLoad(replica.id, row[0], row[1], row[2], now, *row[3:6], more))
+                total = total.plus(PeerLoad(replica.id, row[0], row[1], row[2], now, *row[3:6], more, row[7]))
         return total

@@ -227,15 +227,16 @@ class Balancer:
 
     # -- for other gateways of the same fleet --------------------------------------------------------------------
 
-    def loads(self, now: float) -> dict[str, tuple[int, float, float, int, int, float | None, float]]:
+    def loads(self, now: float) -> dict[str, tuple[int, float, float, int, int, float | None, float, float]]:
         """What a `PeerLoad` says, but for the time, of each replica that has anything of ours; the prefill seconds sent
         there are those since the start."""
         out = {}
         for r in self.fleet.replicas.values():
             ledger, pulse = r.ledger, r.pulsed
-            if ledger.in_flight:
-                streams = (pulse.live, pulse.near, pulse.least_slack_s, round(r.pace.spent_s, 4))
-                out[r.id] = (ledger.in_flight, round(ledger.backlog(now), 1), round(ledger.kv_tokens, 1), *streams)
+            if ledger.in_flight or r.parked_s:
+                streams = (pulse.live, pulse.near, pulse.least_slack_s)
+                sent = (ledger.in_flight, round(ledger.backlog(now), 1), round(ledger.kv_tokens, 1))
+                out[r.id] = (*sent, *streams, round(r.pace.spent_s, 4), round(r.parked_s, 4))
         return out
 
     def long(self, sent: Dispatch) -> bool:

@@ -151,6 +151,11 @@ class Replica:
         """The same in seconds."""
         return 0.0 if self.peers is None else self.peers_tokens(now) / self.prefill.rate
 
+    def peers_parked_s(self, now: float) -> float:
+        """Prefill seconds of what other gateways hold for it."""
+        peers = self.heard_of(now)
+        return 0.0 if peers is None else peers.parked_s
+
     def heard_of(self, now: float) -> PeerLoad | None:
         """What other gateways have here, while that is fresh."""
         return self.peers if self.peers is not None and now - self.peers.at < PEERS_STALE_S else None

@@ -266,6 +266,7 @@ class PeerLoad:
     near: int = 0
     least_slack_s: float | None = None
     spent_s: float = 0.0  # prefill seconds that they sent there since this was told last
+    parked_s: float = 0.0  # prefill seconds of what they hold for it
 
     def plus(self, other: PeerLoad) -> PeerLoad:
         """What two of them have there."""
@@ -280,6 +281,7 @@ class PeerLoad:
             self.near + other.near,
             min(slacks, default=None),
             self.spent_s + other.spent_s,
+            self.parked_s + other.parked_s,
         )
 
 

@@ -1,7 +1,7 @@
 """How the fleet looks to one request: refreshes the views that policies and admission read.
 
-For each replica: backlog W (its own, the peers', and in late binding the work parked for it and the debt of its pace,
-all as tokens of prefill), cached and uncached tokens of this request, preference rank, and predicted
+For each replica: backlog W (its own, the peers', and in late binding the work parked for it, here or elsewhere, and the
+debt of its pace, all as tokens of prefill), cached and uncached tokens of this request, preference rank, and predicted
 TTFT = wait + overhead + seconds ahead + own seconds. Trade-off: views are reused objects, valid until the next look.
 """
 
@@ -72,9 +72,12 @@ class Sight:
                         best_start = start
                     if ttft > worst:
                         worst = ttft
-                if replica.parked_s:
+                parked = replica.parked_s
+                if replica.peers is not None:
+                    parked += replica.peers_parked_s(now)
+                if parked:
                     own = tracked.parked_s if tracked.preferred is replica else 0.0
-                    parked = (replica.parked_s - own) / pace.rate
+                    parked = (parked - own) / pace.rate
                     ttft += parked
                     backlog += parked * rate
             view.prefill_backlog_tokens = backlog

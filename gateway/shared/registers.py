@@ -75,9 +75,10 @@ class Registers:
         self.tenants_open = defaultdict(int)
         for id, said in self.peers.items():
             for replica, row in said["load"].items():
-                running, backlog, kv, live, near, slack, spent_s = (*row, 0.0)[:7]  # older ones say less, newer more
+                # older ones say less, newer more
+                running, backlog, kv, live, near, slack, spent_s, parked_s = (*row, 0.0, 0.0)[:8]
                 more_s = self._more(id, replica, spent_s)
-                one = PeerLoad(replica, running, backlog, kv, now, live, near, slack, more_s)
+                one = PeerLoad(replica, running, backlog, kv, now, live, near, slack, more_s, parked_s)
                 sums[replica] = one if replica not in sums else sums[replica].plus(one)
             for tenant, count in said["open"].items():
                 self.tenants_open[tenant] += count

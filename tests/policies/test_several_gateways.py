@@ -73,6 +73,32 @@ def test_a_replica_that_others_load_is_left_alone_while_they_say_so() -> None:
     assert (freed.request_id, freed.replica_id) == ("b", "r0")
 
 
+def test_where_others_hold_requests_for_a_replica_they_are_ahead_of_ours_while_that_is_fresh() -> None:
+    for busy, idle in (("r0", "r1"), ("r1", "r0")):
+        made = core()
+        made.fleet_event(PeerLoad(busy, at=10.0, parked_s=3.0), 10.0)
+        (sent,) = made.submit(request("a"), 10.0)
+        assert isinstance(sent, Dispatch)
+        assert sent.replica_id == idle
+        seen = {a.replica_id: a.predicted_ttft_s for a in made.considered(request("b"), 10.0)}
+        assert seen[busy] > seen[idle] + 2.5
+        made.fleet_event(PeerLoad(busy, at=10.1), 10.1)
+        assert {a.replica_id: a.predicted_ttft_s for a in made.considered(request("b"), 10.1)}[busy] < 0.5
+
+
+def test_what_is_held_for_a_replica_is_told_even_where_nothing_was_sent_there() -> None:
+    made = core()
+    for replica in ("r0", "r1"):
+        made.fleet_event(PeerLoad(replica, in_flight=20, prefill_backlog_tokens=100_000.0, at=10.0), 10.0)
+    (held,) = made.submit(request("a", 8000), 10.0)
+    assert isinstance(held, Hold)
+    told_of = made.loads(10.0)
+    assert [row[7] for row in told_of.values()] == [1.0]
+    assert [row[:2] for row in told_of.values()] == [(0, 0.0)]
+    made.cancel("a", 10.1)
+    assert made.loads(10.1) == {}
+
+
 def test_streams_of_others_close_the_pace_as_ours_do() -> None:
     made = core()
     replica = made.fleet.replicas["r0"]
