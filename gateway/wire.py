@@ -84,8 +84,7 @@ class WireProtocol(HttpToolsProtocol):
         self.serving = None
         self._in_head = False
         self._in_message = False
-        # of what comes without body: head, trailers, sizes of chunks; without the read it began in the middle of
-        self._head_bytes = 0
+        self._head_bytes = 0  # since a head began (without the read that it began inside of), or since bytes of a body
         self._read_bytes = 0  # size of the read that is being parsed
         self._fresh = True  # nothing of that read belonged to an earlier request
         self._idle_since = 0.0
@@ -213,8 +212,10 @@ class WireProtocol(HttpToolsProtocol):
         # what was read may be the body or others: then the head itself is counted
         if self._head_bytes + self._read_bytes > self.max_header_bytes and self._size() > self.max_header_bytes:
             self._too_large()
-            return
-        self._begin(parser.get_method().decode("ascii"), parser.get_http_version(), parser.should_keep_alive())
+        else:
+            self._begin(parser.get_method().decode("ascii"), parser.get_http_version(), parser.should_keep_alive())
+        if self._refused:
+            raise ConnectionAbortedError  # to the parser: it stops, and what stands behind is not read
 
     def _size(self) -> int:
         return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers], 0)

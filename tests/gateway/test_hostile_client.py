@@ -81,6 +81,23 @@ async def test_a_body_that_turns_out_to_be_none_after_its_answer_ends_the_connec
         await until(lambda: g.protocols[0].transport.is_closing())
 
 
+LARGE = b"GET /v1/models HTTP/1.1\r\nHost: g\r\nX: %b\r\n\r\n" % (b"x" * 5000)
+OLD = b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(("refused", "status"), [(LARGE, 431), (OLD, 400)])
+async def test_what_stands_behind_a_refused_request_in_its_read_is_not_served(refused: bytes, status: int) -> None:
+    async with replica(echo) as a, gateway(a, settings="[limits]\nmax_header_bytes = 4096\n") as g:
+        client = await g.connect()
+        await client.send(HEAD + b"Content-Length: 29\r\n\r\n" + WHOLE)
+        assert (await client.answer()).body == WHOLE
+        g.protocols[0].data_received(refused + HEAD + b"Content-Length: 29\r\n\r\n" + WHOLE)
+        answer = await client.answer()
+        assert (answer.status, answer.header("connection")) == (status, "close")
+        assert await client.closed() == b""
+        assert len(a.seen) == 1
+
+
 async def test_a_refusal_of_a_head_request_has_no_body() -> None:
     async with replica(echo) as a, gateway(a) as g:
         client = await g.connect()

@@ -63,7 +63,8 @@ WORDS = [
     "message_delta", "message_stop", "incomplete", "cancelled",
 ]  # fmt: skip
 LEAVES = st.one_of(
-    st.none(), st.booleans(), st.sampled_from(WORDS), st.text(max_size=3), st.floats(allow_nan=False, width=32),
+    st.none(), st.booleans(), st.sampled_from(WORDS), st.text(max_size=3),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
     st.sampled_from([0, 1, -1, 2**31, 2**31 + 1, 2**63, 2**64 - 1, 10**30]),
 )  # fmt: skip
 ANY = st.recursive(
@@ -111,8 +112,8 @@ def test_whatever_a_client_sends_is_read_or_refused(path: str, document: dict[st
     endpoint, body = ALLOW[path], json.dumps(document).encode()
     try:
         call = openai.parse(endpoint, {}, body, ask_usage=True)
-    except GatewayError:  # its model is no text, or it holds an infinity, which JSON has not
-        assert b"Infinity" in body or not isinstance(document["model"], str)
+    except GatewayError:  # its model is no text
+        assert not isinstance(document["model"], str)
         return
     parts = call.canonical(endpoint, "m", None)
     if call.document is not None:
