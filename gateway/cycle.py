@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.wire import WireProtocol
 
 LINGER_S = 2.0  # time a refused sender has to read our answer before the connection goes
-_rng = random.Random()
+_rng = random.SystemRandom()  # it has no state that forked processes could share
 
 
 class SplicedCycle(RequestResponseCycle):

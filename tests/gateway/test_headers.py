@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import string
+import subprocess
+import sys
 from typing import Any
 
 from hypothesis import given
@@ -117,3 +119,22 @@ def test_whatever_comes_ours_stands_once_and_nothing_that_was_named(
     assert not headers.HOP_BY_HOP & set(names)
     ours = {name for name, _ in OURS}
     assert not (set(named) - ours) & set(names)
+
+
+FORKED = """
+import os
+from gateway.headers import request_id
+if os.fork() == 0:
+    print(request_id(None).decode(), flush=True)
+    os._exit(0)
+os.wait()
+print(request_id(None).decode())
+"""
+
+
+def test_two_processes_never_give_the_same_id() -> None:
+    """Hands are forked from one process, and vLLM names its answer by the id that it is given."""
+    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    of_child, of_parent = ran.stdout.split()
+    assert of_child[:16] != of_parent[:16]
+    assert of_child[16:] == of_parent[16:] == "00000001"
