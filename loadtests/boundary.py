@@ -146,7 +146,7 @@ def boundary(
             state = state_of(arms, gateway, tuple(replica or ()), model)
             run = live_runner(console, made, arms, state, time_scale)
         else:
-            run = virtual_runner(arm, replicas, profile, max_batched_tokens)
+            run = virtual_runner(arm, replicas, profile, max_batched_tokens, console)
     except (*replay.BAD_USAGE, ValueError, StartStateError) as error:
         typer.echo(f"forebay boundary: {error}", err=True)
         raise typer.Exit(2) from None
@@ -234,7 +234,7 @@ def recovered(ask: Ask, arms: list[str]) -> dict[str, Any]:
     return {"load": ask.start, "recoveries": found}
 
 
-def virtual_runner(arms: list[str], replicas: int, profile: str, budget: int | None) -> Runner:
+def virtual_runner(arms: list[str], replicas: int, profile: str, budget: int | None, console: Console) -> Runner:
     """Raises ValueError for an unknown arm or profile."""
     parsed = {one: parse(one) for one in arms}
     for known in parsed.values():
@@ -242,7 +242,8 @@ def virtual_runner(arms: list[str], replicas: int, profile: str, budget: int | N
     fleet = Fleet((profiles.load(profile),) * replicas, budget)
 
     def run(arm: str, schedule: Schedule) -> list[Record]:
-        return list(simulate_arm(schedule, fleet.scenario(schedule), parsed[arm], {}).records)
+        with console.status(f"{arm} load {schedule.recipe.load:.3f}, seed {schedule.recipe.seed}"):
+            return list(simulate_arm(schedule, fleet.scenario(schedule), parsed[arm], {}).records)
 
     return run
 

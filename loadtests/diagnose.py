@@ -68,7 +68,8 @@ def diagnose(
 def of_folder(console: Console, folder: Path, price: float | None, gpus: int | None) -> None:
     """Every arm and load of a folder, its runs taken together. Raises ValueError."""
     summary = results.read(folder)
-    splits = read_splits(folder, summary["runs"])
+    with console.status(f"reading the requests of {folder}"):
+        splits = read_splits(folder, summary["runs"])
     for (arm, load), runs in by_arm(summary["runs"]).items():
         whole = mean(splits.get((arm, load), []))
         engine = added([run.get("engine") or {} for run in runs])

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from loadtests import plots, results
+from loadtests import plots, results, terminal
 from loadtests.pairing import RefusedError, compare_all
 from loadtests.screen import number, seconds, share
 from policies.statistics import bootstrap_mean, percentiles
@@ -41,7 +41,8 @@ def report(
     Example: forebay report runs/chat
     """
     try:
-        page = build(folder, load, title)
+        with terminal.console().status(f"reading {folder} and drawing its figures"):
+            page = build(folder, load, title)
     except ValueError as error:
         typer.echo(f"forebay report: {error}", err=True)
         raise typer.Exit(2) from None
