@@ -147,7 +147,7 @@ def power(
     rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
     attainment: Annotated[float | None, typer.Option(help="Attainment now, as 0.93.")] = None,
     journal: Annotated[Path | None, typer.Option(help="Journal of a gateway to read all that from.")] = None,
-    turns: Annotated[float, typer.Option(help="Requests of a session, without --journal.")] = 5.0,
+    turns: Annotated[float, typer.Option(help="Requests of a session, without --journal.", min=1.0)] = 5.0,
     share: Annotated[float, typer.Option(help="Share of the traffic for the other arm.")] = 0.5,
     slice_s: Annotated[float, typer.Option(help="Length of a slice in seconds.")] = 120.0,
     wash_s: Annotated[float, typer.Option(help="Seconds at its beginning that are not counted.")] = 20.0,
@@ -167,6 +167,10 @@ def power(
             traffic = Traffic(rate, attainment, turns)
         if not 0.0 < share < 1.0:
             raise ValueError(f"--share {share:g}: above 0 and below 1 would be right")
+        if not 0.0 <= wash_s < slice_s:
+            raise ValueError(
+                f"--wash-s {wash_s:g}: 0 or more and below --slice-s, which is {slice_s:g}, would be right"
+            )
         split = (1.0 - share, share)
         rows = [("split, side by side", needs(Design.SPLIT, traffic, difference, split, slice_s, wash_s, 0.0))]
         rows.append(("split, swinging", needs(Design.SPLIT, traffic, difference, split, slice_s, wash_s)))

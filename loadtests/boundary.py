@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from loadtests import profiles, provenance, replay, screen, terminal
+from loadtests import profiles, provenance, replay, results, screen, terminal
 from loadtests.campaign import Fleet, simulate_arm
 from loadtests.compare import LiveArm, Plan, asked_by, leave, parse_arm, run_once
 from loadtests.drive import Behaviour
@@ -122,7 +122,9 @@ def boundary(
     gateway: Annotated[str | None, typer.Option(help="Live: Forebay gateway whose policy is switched.")] = None,
     replica: Annotated[list[str] | None, typer.Option(help="Live: replica behind the arms.")] = None,
     model: Annotated[str | None, typer.Option(help="Live: model name.")] = None,
-    time_scale: Annotated[float, typer.Option(help="Live: how much faster the simulated replicas live.")] = 1.0,
+    time_scale: Annotated[
+        float, typer.Option(help="Live: how much faster the simulated replicas live.", min=0.001)
+    ] = 1.0,
 ) -> None:
     """Find the highest load that keeps an attainment, per arm, and the ratio between arms; or recovery after a burst.
 
@@ -147,6 +149,7 @@ def boundary(
             run = live_runner(console, made, arms, state, time_scale)
         else:
             run = virtual_runner(arm, replicas, profile, max_batched_tokens, console)
+        results.ready(out)
     except (*replay.BAD_USAGE, ValueError, StartStateError) as error:
         typer.echo(f"forebay boundary: {error}", err=True)
         raise typer.Exit(2) from None
@@ -161,7 +164,6 @@ def boundary(
     except (SenderError, StartStateError, InvalidRunError) as error:
         typer.echo(f"forebay boundary: {error}", err=True)
         raise typer.Exit(1) from None
-    out.mkdir(parents=True, exist_ok=True)
     whole = {"schema": SCHEMA, "target": target, **found, "provenance": provenance.here()}
     (out / "boundary.json").write_text(json.dumps(finite(whole), indent=1) + "\n")
     console.print(f"written to {out / 'boundary.json'}", highlight=False)

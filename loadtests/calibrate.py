@@ -27,6 +27,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gateway.vllm_metrics import read
+from loadtests import results
 from loadtests.client import BadUrlError, Client, Target
 from loadtests.observe import ReplicaError, ask, prompt
 from loadtests.profiles import Profile, dump
@@ -183,11 +184,13 @@ def calibrate(
     """
     console = Console(stderr=True)
     try:
+        if out is not None:
+            results.ready_file(out)
         known = asyncio.run(facts(url))
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task(f"measuring {url}", total=len(PREFILLS) + len(DECODES))
             figures = asyncio.run(measure(url, known, max_batched_tokens, repeats, seed, lambda: bar.advance(task)))
-    except (ReplicaError, BadUrlError, OSError) as problem:
+    except (ReplicaError, BadUrlError, OSError, results.OutError) as problem:
         typer.echo(f"forebay calibrate: {problem}", err=True)
         raise typer.Exit(2) from None
     start = Profile(

@@ -24,6 +24,7 @@ from loadtests import (
     pairing,
     provenance,
     replay,
+    results,
     retry,
     screen,
     senders,
@@ -73,7 +74,7 @@ def compare(
     trace_format: Annotated[str | None, typer.Option("--format", help="Format of the trace, if not seen.")] = None,
     config: Annotated[Path | None, typer.Option(help=CONFIG_HELP)] = None,
     drain: Annotated[float | None, typer.Option(help="Seconds D after W in which answers still count.")] = None,
-    load: Annotated[float, typer.Option(help="Multiple of the source's own rate.")] = 1.0,
+    load: Annotated[float, typer.Option(help="Multiple of the source's own rate.", min=0.001)] = 1.0,
     seeds: Annotated[int, typer.Option(help="Blocks; 5 or more for a claim.", min=1)] = 5,
     first_seed: Annotated[int, typer.Option(help="The seeds are this one and the following.", min=0)] = 0,
     objective: Annotated[list[str] | None, typer.Option(help=OBJECTIVE_HELP)] = None,
@@ -84,9 +85,11 @@ def compare(
     endpoint: Annotated[str, typer.Option(help="chat, completions or ids.")] = "chat",
     retries: Annotated[str, typer.Option(help="none, or official.")] = "none",
     workers: Annotated[int | None, typer.Option(help="Sending processes.", min=1)] = None,
-    time_scale: Annotated[float, typer.Option(help="How much faster than real the simulated replicas live.")] = 1.0,
-    thin: Annotated[float, typer.Option(help="Share of a trace's prefix groups to keep.")] = 1.0,
-    longest_prompt: Annotated[int | None, typer.Option(help="Leave out longer prompts of a trace.")] = None,
+    time_scale: Annotated[
+        float, typer.Option(help="How much faster than real the simulated replicas live.", min=0.001)
+    ] = 1.0,
+    thin: Annotated[float, typer.Option(help="Share of a trace's prefix groups to keep.", min=0.0001, max=1.0)] = 1.0,
+    longest_prompt: Annotated[int | None, typer.Option(help="Leave out longer prompts of a trace.", min=1)] = None,
     facts: Annotated[Path | None, typer.Option(help="JSON file of facts only you know.")] = None,
 ) -> None:
     """Compare policies or servers live: paired blocks, balanced order, same start state, an interval.
@@ -111,6 +114,7 @@ def compare(
         name = model or asyncio.run(replay.first_model(arms[0].url, key, asked_by(arms[0])))
         shape = Shape(name, endpoint, time_scale=time_scale)
         known = provenance.facts_file(facts)
+        results.ready(out)
     except replay.BAD_USAGE as error:
         typer.echo(f"forebay compare: {error}", err=True)
         raise typer.Exit(2) from None

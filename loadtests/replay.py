@@ -35,6 +35,7 @@ class SetupError(ValueError):
 
 BAD_USAGE = (
     SetupError, ScheduleError, ShapeError, BadUrlError, ConfigError, provenance.FactsError, quality.CheckError,
+    results.OutError,
 )  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def replay(
     trace_format: Annotated[str | None, typer.Option("--format", help="Format of the trace, if not seen.")] = None,
     config: Annotated[Path | None, typer.Option(help=CONFIG_HELP)] = None,
     drain: Annotated[float | None, typer.Option(help="Seconds D after W in which answers still count.")] = None,
-    load: Annotated[float, typer.Option(help="Multiple of the source's own rate.")] = 1.0,
+    load: Annotated[float, typer.Option(help="Multiple of the source's own rate.", min=0.001)] = 1.0,
     seed: Annotated[int, typer.Option(help="Chooses the piece of the source and all chance.")] = 0,
     objective: Annotated[list[str] | None, typer.Option(help=OBJECTIVE_HELP)] = None,
     concurrency: Annotated[int | None, typer.Option(help="So many in flight instead: response-paced.", min=1)] = None,
@@ -57,17 +58,21 @@ def replay(
     natural: Annotated[bool, typer.Option(help="Let answers end where the model ends them.")] = False,
     salt: Annotated[str | None, typer.Option(help="cache_salt of every request: shares nothing with others.")] = None,
     retries: Annotated[str, typer.Option(help="none, or official: as the OpenAI and Anthropic clients.")] = "none",
-    patience: Annotated[float | None, typer.Option(help="Median seconds a client waits for its first token.")] = None,
+    patience: Annotated[
+        float | None, typer.Option(help="Median seconds a client waits for its first token.", min=0.0)
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Sending processes; default: as many as needed.", min=1)] = None,
-    time_scale: Annotated[float, typer.Option(help="How much faster than real the simulated replicas live.")] = 1.0,
-    thin: Annotated[float, typer.Option(help="Share of a trace's prefix groups to keep.")] = 1.0,
-    longest_prompt: Annotated[int | None, typer.Option(help="Leave out longer prompts of a trace.")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Vocabulary size, for --endpoint ids.")] = None,
+    time_scale: Annotated[
+        float, typer.Option(help="How much faster than real the simulated replicas live.", min=0.001)
+    ] = 1.0,
+    thin: Annotated[float, typer.Option(help="Share of a trace's prefix groups to keep.", min=0.0001, max=1.0)] = 1.0,
+    longest_prompt: Annotated[int | None, typer.Option(help="Leave out longer prompts of a trace.", min=1)] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Vocabulary size, for --endpoint ids.", min=1001)] = None,
     name: Annotated[str, typer.Option(help="Name of this run in tables.")] = "replay",
     replica: Annotated[list[str] | None, typer.Option(help="Replica behind --url, to read its facts.")] = None,
     facts: Annotated[Path | None, typer.Option(help="JSON file of facts only you know: GPU, driver, revision.")] = None,
     check: Annotated[str | None, typer.Option(help="FILE.py:function, your own check of answers.")] = None,
-    check_share: Annotated[float, typer.Option(help="Share of answers that --check sees.")] = 1.0,
+    check_share: Annotated[float, typer.Option(help="Share of answers that --check sees.", min=0.0, max=1.0)] = 1.0,
 ) -> None:
     """Send a workload or trace to a server at its own times and judge every answer.
 
@@ -93,6 +98,7 @@ def replay(
             model or asyncio.run(first_model(url, key)), endpoint, stream, natural, salt, f"{name}-{seed}", vocabulary,
             time_scale,
         )  # fmt: skip
+        results.ready(out)
     except BAD_USAGE as error:
         typer.echo(f"forebay replay: {error}", err=True)
         raise typer.Exit(2) from None
@@ -201,6 +207,7 @@ async def first_model(url: str, api_key: str | None, asked: str = "--url") -> st
         key = "the key in FOREBAY_API_KEY is not taken" if api_key else f"no key was sent: {screen.KEY_NEEDED}"
         raise SetupError(f"{asked} {url}: answered {status} at /v1/models; {key}")
     if not models:
-        what = "nobody answers there" if status is None else "it lists no models at /v1/models"
-        raise SetupError(f"{asked} {url}: {what}; give --model NAME, or check that it is up")
+        if status is None:
+            raise SetupError(f"{asked} {url}: nobody answers there; check that it is up")
+        raise SetupError(f"{asked} {url}: it lists no models at /v1/models; give --model NAME")
     return str(models[0]["id"])

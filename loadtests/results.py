@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,34 @@ BIN_S = 5.0
 EVEN_IDLE = "infeasible_even_idle"  # refused for an objective that no idle replica could have met
 HARSH_SHEDDING = 0.4  # above this average share the fairness bound is about attainment instead
 LEAST_OF_BEST = 0.3
+
+
+class OutError(ValueError):
+    """What was asked for cannot be written where it was asked for; told before a run, not after it."""
+
+
+def ready(out: Path) -> Path:
+    """The folder of --out, made where it is not there. Raises OutError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise OutError(f"--out {out}: a file is there; a folder would be right") from None
+    except OSError as error:
+        raise OutError(f"--out {out}: cannot be made: {error.strerror}") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise OutError(f"--out {out}: nothing can be written there; a folder of your own would be right")
+    return out
+
+
+def ready_file(out: Path) -> Path:
+    """The file of --out, which may be there already. Raises OutError."""
+    if out.is_dir():
+        raise OutError(f"--out {out}: is a folder; the path of a file would be right")
+    if not out.parent.is_dir():
+        raise OutError(f"--out {out}: there is no folder {out.parent}; make it, or name a file in one that is there")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise OutError(f"--out {out}: cannot be written there; a file of your own would be right")
+    return out
 
 
 class ConservationError(RuntimeError):

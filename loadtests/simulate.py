@@ -85,8 +85,8 @@ def simulate(
     incident: Annotated[
         list[str] | None, typer.Option(help="slow:3@60x2, lost:0@120, restarted:1@60+30 or added:8@100.")
     ] = None,
-    thin: Annotated[float, typer.Option(help="Share of a trace's prefix groups to keep.")] = 1.0,
-    longest_prompt: Annotated[int | None, typer.Option(help="Leave out longer prompts of a trace.")] = None,
+    thin: Annotated[float, typer.Option(help="Share of a trace's prefix groups to keep.", min=0.0001, max=1.0)] = 1.0,
+    longest_prompt: Annotated[int | None, typer.Option(help="Leave out longer prompts of a trace.", min=1)] = None,
     think_cap: Annotated[float | None, typer.Option(help="Cut think times of a trace to this, in s.", min=0.0)] = None,
     max_turns: Annotated[int | None, typer.Option(help="Cut sessions of a trace to their first turns.", min=1)] = None,
     pace: Annotated[
@@ -126,6 +126,7 @@ def simulate(
         campaign.check(loads)
         tasks = campaign.tasks(loads, range(first_seed, first_seed + seeds))
         fleet.scenario(made.schedule(first_seed, loads[0]))
+        results.ready(out)
     except BAD_USAGE as error:
         typer.echo(f"forebay simulate: {error}", err=True)
         raise typer.Exit(2) from None
@@ -195,7 +196,6 @@ def _oracle_arm(settings: Settings) -> Arm:
 
 def _run(console: Console, campaign: Campaign, tasks: Sequence[Task], jobs: int, out: Path) -> list[dict[str, Any]]:
     """All runs with a bar; entries in the order asked for, requests.jsonl and schedules written on the way."""
-    out.mkdir(parents=True, exist_ok=True)
     columns = (
         TextColumn("[bold]{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("runs"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False),

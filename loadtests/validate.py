@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.vllm_metrics import read
-from loadtests import profiles, terminal, tokens
+from loadtests import profiles, results, terminal, tokens
 from loadtests.calibrate import facts
 from loadtests.client import BadUrlError, Client, Target
 from loadtests.engine import Engine, EngineConfig, Job, Step
@@ -160,6 +160,8 @@ def validate(
     console = terminal.console()
     report: dict[str, dict[str, tuple[float, float]]] = {}
     try:
+        if out is not None:
+            results.ready_file(out)
         fitted = profiles.load(profile)
         known = asyncio.run(facts(urls[0]))
         capacity = (known.num_blocks - 1) * known.block_size
@@ -170,9 +172,11 @@ def validate(
             max_model_len=min(known.max_model_len, capacity),
         )
         mine = schedules(seed, len(urls), capacity)
-        for name in only or list(mine):
+        wanted = only or list(mine)
+        for name in wanted:
             if name not in mine:
                 raise ValueError(f"--only {name!r} must be one of {', '.join(mine)}")
+        for name in wanted:
             with console.status(f"{name}: {len(mine[name])} requests on {len(urls)} replicas"):
                 theirs = asyncio.run(real(urls, known.model, mine[name]))
             report[name] = compared(theirs, modelled(config, len(urls), mine[name]))

@@ -126,6 +126,7 @@ async def test_what_power_cannot_work_with_is_named(tmp_path: Path) -> None:
         (("--rate", "20", "--attainment", "93"), "attainment 93: a share above 0 and below 1 would be right"),
         (("--rate", "0", "--attainment", "0.9"), "rate 0: more than 0 requests a second would be right"),
         ((*known, "--share", "1"), "--share 1: above 0 and below 1 would be right"),
+        ((*known, "--slice-s", "10"), "--wash-s 20: 0 or more and below --slice-s, which is 10, would be right"),
         (("--journal", "none.jsonl"), "--journal none.jsonl: cannot be read: No such file or directory"),
         (("--journal", str(other)), f"--journal {other}: is no journal of a gateway: no line of it tells a request"),
     ):

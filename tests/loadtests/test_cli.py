@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -87,3 +88,53 @@ def test_the_version_is_among_the_options_of_the_help_page() -> None:
     page = CliRunner().invoke(cli.build(["--help"]), ["--help"]).output
     assert "Which version runs, and whether" in next(line for line in page.splitlines() if "--version" in line)
     assert CliRunner().invoke(cli.build(["demo"]), ["--version"]).output == f"forebay {own_version()} ({built()})\n"
+
+
+NOBODY = "http://127.0.0.1:9"
+LONG = ("--workload", "unique", "--window", "1")
+
+
+@pytest.mark.parametrize("command", [
+    ("simulate", *LONG),
+    ("replay", "--url", NOBODY, "--model", "m", *LONG),
+    ("compare", "--arm", f"a={NOBODY}", "--arm", f"b={NOBODY}", "--model", "m", *LONG),
+    ("boundary", "--arm", "forebay", *LONG),
+], ids=lambda command: command[0])  # fmt: skip
+def test_a_folder_that_cannot_be_written_is_told_before_the_run(command: tuple[str, ...], tmp_path: Path) -> None:
+    there = tmp_path / "notes.txt"
+    there.write_text("mine")
+    told = CliRunner().invoke(cli.build([command[0]]), [*command, "--out", str(there)])
+    said = f"forebay {command[0]}: --out {there}: a file is there; a folder would be right\n"
+    assert (told.exit_code, told.stderr, there.read_text()) == (2, said, "mine")
+
+
+@pytest.mark.parametrize("command", [("calibrate", NOBODY), ("validate", NOBODY, "--profile", "a100-8b")], ids=str)
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    for out, why in (
+        (tmp_path, "is a folder; the path of a file would be right"),
+        (
+            tmp_path / "no" / "x.json",
+            f"there is no folder {tmp_path / 'no'}; make it, or name a file in one that is there",
+        ),
+    ):
+        told = CliRunner().invoke(cli.build([command[0]]), [*command, "--out", str(out)])
+        assert (told.exit_code, told.stderr) == (2, f"forebay {command[0]}: --out {out}: {why}\n")
+
+
+@pytest.mark.parametrize(("command", "option"), [
+    (("replay", "--url", NOBODY, "--model", "m", *LONG, "--time-scale", "0"), "--time-scale"),
+    (("replay", "--url", NOBODY, "--model", "m", *LONG, "--load", "0"), "--load"),
+    (("replay", "--url", NOBODY, "--model", "m", *LONG, "--patience", "-1"), "--patience"),
+    (("replay", "--url", NOBODY, "--model", "m", *LONG, "--check-share", "3"), "--check-share"),
+    (("replay", "--url", NOBODY, "--model", "m", *LONG, "--vocabulary", "0"), "--vocabulary"),
+    (("compare", "--arm", f"a={NOBODY}", "--arm", f"b={NOBODY}", *LONG, "--load", "0"), "--load"),
+    (("simulate", *LONG, "--thin", "0"), "--thin"),
+], ids=lambda value: value if isinstance(value, str) else value[0])  # fmt: skip
+def test_a_number_that_cannot_be_is_bad_usage_of_its_option(
+    command: tuple[str, ...], option: str, tmp_path: Path
+) -> None:
+    told = CliRunner().invoke(cli.build([command[0]]), [*command, "--out", str(tmp_path / "out")])
+    assert told.exit_code == 2
+    assert f"Invalid value for '{option}'" in told.stderr

@@ -166,7 +166,7 @@ def test_nobody_at_an_arm_is_told_with_the_option_that_gave_it(tmp_path: Path) -
         "--window", "1", "--out", str(tmp_path),
     ]  # fmt: skip
     result = CliRunner().invoke(cli.build(["compare"]), arguments)
-    said = "--arm a: http://127.0.0.1:9: nobody answers there; give --model NAME, or check that it is up"
+    said = "--arm a: http://127.0.0.1:9: nobody answers there; check that it is up"
     assert (result.exit_code, result.stderr) == (2, f"forebay compare: {said}\n")
 
 

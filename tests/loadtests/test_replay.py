@@ -144,7 +144,7 @@ async def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     (["--workload", "chat", "--retries", "often"], "--retries 'often': none or official would be right"),
     (["--workload", "chat", "--url", "127.0.0.1:1"], "expected http://host:port"),
     (["--workload", "chat", "--check", "x.py"], "--check 'x.py': FILE.py:function would be right"),
-    (["--workload", "chat"], "it lists no models at /v1/models"),
+    (["--workload", "chat"], "--url http://127.0.0.1:9: nobody answers there; check that it is up"),
 ])  # fmt: skip
 def test_bad_usage_is_one_line_and_status_2(more: list[str], says: str, tmp_path: Path) -> None:
     arguments = ["replay", "--url", "http://127.0.0.1:9", "--window", "1", "--out", str(tmp_path), *more]
