@@ -84,6 +84,13 @@ def test_the_gateways_configuration_is_valid_and_finds_the_replicas() -> None:
         assert int(grace[1]) >= config.listen.drain_s + 2
 
 
+def test_bodies_that_wait_take_half_of_a_gateway_s_memory_at_most() -> None:
+    limits = load(DEPLOY / "compose" / "gateway.toml").limits
+    for name in GATEWAYS:
+        assert SERVICES[name]["mem_limit"] == "1g"
+    assert 2 * (limits.held_bytes + limits.receiving_bytes) <= 1 << 30
+
+
 def test_prometheus_scrapes_the_gateways_under_the_name_that_the_alerts_use() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     jobs = {job["job_name"]: job for job in config["scrape_configs"]}

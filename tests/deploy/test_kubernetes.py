@@ -226,6 +226,13 @@ def test_redis_is_where_the_gateways_look_for_it_and_only_they_reach_it(made: li
     assert selects(rule["from"][0]["podSelector"]["matchLabels"], pods(made)["forebay"]["metadata"]["labels"])
 
 
+def test_bodies_that_wait_take_half_of_a_gateway_s_memory_at_most(made: list[Manifest]) -> None:
+    (container,) = pods(made)["forebay"]["spec"]["containers"]
+    limits = config(made).limits
+    memory = {"1Gi": 1 << 30, "2Gi": 2 << 30}[container["resources"]["limits"]["memory"]]
+    assert 2 * (limits.held_bytes + limits.receiving_bytes) <= memory
+
+
 def test_streams_have_time_to_end(made: list[Manifest]) -> None:
     spec = pods(made)["forebay"]["spec"]
     sleep, seconds = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
