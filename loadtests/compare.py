@@ -124,6 +124,7 @@ def compare(
     origin["replicas"] = {one: asyncio.run(provenance.replica(one, key)) for one in plan.replicas}
     state = StartState(name, plan.replicas, gateway, key, os.environ.get("FOREBAY_ADMIN_TOKEN"))
     wanted = list(range(first_seed, first_seed + seeds))
+    runs: list[tuple[dict[str, Any], list[Record]]] = []
     try:
         if gateway is not None and time_scale == 1.0:
             origin["objectives_differ"] = gateway_classes.differences(
@@ -132,7 +133,10 @@ def compare(
             for line in origin["objectives_differ"]:
                 console.print(f"[yellow]note[/yellow] {line}", highlight=False)
         try:
-            runs = run_blocks(console, plan, state, arms, wanted, load, noise_floor)
+            run_blocks(console, plan, state, arms, wanted, load, noise_floor, runs)
+        except BaseException:  # Ctrl-C too: an hour of runs is not thrown away for the last of them
+            keep(console, out, plan, runs, origin, load)
+            raise
         finally:
             leave(console, state)
         comparisons = pairing.compare_all([run for run, _ in runs])
@@ -163,6 +167,21 @@ def asked_by(arm: LiveArm) -> str:
     return f"--arm {arm.name}:" if arm.policy is None else "--gateway"
 
 
+def keep(
+    console: Console,
+    out: Path,
+    plan: Plan,
+    runs: list[tuple[dict[str, Any], list[Record]]],
+    origin: dict[str, Any],
+    load: float,
+) -> None:
+    """What ended before a comparison was cut short, without claims."""
+    if runs:
+        schedules = [plan.offer.schedule(seed, load) for seed in dict.fromkeys(run["seed"] for run, _ in runs)]
+        replay.write(out, runs, origin | {"cut_short": True}, schedules)
+        console.print(f"cut short: the {len(runs)} runs that ended are in {out}, without a comparison", highlight=False)
+
+
 def leave(console: Console, state: StartState) -> None:
     """A gateway whose policies were switched goes on with the one it had, however the runs ended."""
     if policy := asyncio.run(state.leave()):
@@ -177,8 +196,9 @@ def run_blocks(
     seeds: list[int],
     load: float,
     noise_floor: bool,
-) -> list[tuple[dict[str, Any], list[Record]]]:
-    """Every arm once in every block, the first one twice with a noise floor; in the order they ran."""
+    runs: list[tuple[dict[str, Any], list[Record]]],
+) -> None:
+    """Every arm once in every block, the first one twice with a noise floor; added to `runs` as they end."""
     asyncio.run(state.look([one.policy for one in arms if one.policy is not None]))
     twice = [replace(arms[0], name=arms[0].name + pairing.AGAIN)] if noise_floor else []
     by_name = {one.name: one for one in [*arms, *twice]}
@@ -186,14 +206,12 @@ def run_blocks(
         f"{len(seeds)} blocks of {len(by_name)} runs, start state by {'reset' if state.resets else 'salt'}",
         highlight=False,
     )
-    runs = []
     for block, seed in enumerate(seeds):
         for place, name in enumerate(pairing.order(list(by_name), block)):
             title = f"block {block + 1}/{len(seeds)} {name}"
             run, records = run_once(console, plan, state, by_name[name], plan.offer.schedule(seed, load), title)
             run["order"] = {"block": block, "place": place}
             runs.append((run, records))
-    return runs
 
 
 def run_once(

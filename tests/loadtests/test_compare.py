@@ -113,6 +113,34 @@ async def test_two_servers_by_url(tmp_path: Path) -> None:
     )
 
 
+async def test_runs_that_ended_are_kept_when_a_later_one_cannot_start(tmp_path: Path) -> None:
+    caches, canaries = Cache(resettable=False), []
+
+    async def fails_in_its_second_block(call: Call) -> None:
+        if call.path == "/v1/chat/completions" and not call.json.get("stream"):
+            canaries.append(call.path)
+        if len(canaries) > 2:  # one before and one after its first run
+            await call.plain(503, {"error": "gone"})
+        else:
+            await caches.serve(call)
+
+    async with scripted(Cache().serve) as one, scripted(fails_in_its_second_block) as two:
+        arguments = [
+            "compare", "--arm", f"one={one.url}", "--arm", f"two={two.url}", "--workload", "unique", "--window", "1",
+            "--drain", "120", "--objective", "ttft=120s,tpot=120s", "--seeds", "2", "--no-noise-floor",
+            "--out", str(tmp_path),
+        ]  # fmt: skip
+        result = await asyncio.to_thread(CliRunner().invoke, cli.build(["compare"]), arguments)
+    assert result.exit_code == 1
+    assert "the canary was answered 503" in result.stderr
+    assert "cut short: the 2 runs that ended are in" in result.output
+    summary = results.read(tmp_path)
+    assert [(run["policy"], run["seed"]) for run in summary["runs"]] == [("one", 0), ("two", 0)]
+    assert (summary["comparisons"], summary["provenance"]["cut_short"]) == ([], True)
+    drawn = CliRunner().invoke(cli.build(["report"]), ["report", str(tmp_path)])
+    assert drawn.exit_code == 0, drawn.output
+
+
 def test_policies_of_one_gateway_are_switched_and_start_cold(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with Playground(demo.replica_settings(), 2, PATIENT | {"policy": {"name": "random"}}) as ground:
