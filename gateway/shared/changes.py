@@ -70,7 +70,10 @@ class Changes:
         for id, fields in rows:
             self._read = id.decode()
             if not first:
-                self._one(orjson.loads(fields[b"change"]))
+                try:
+                    self._one(orjson.loads(fields[b"change"]))
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    log.error("a change that stands in Redis cannot be read and is passed over: %r", error)
         if first and not self._read:
             self._read = "0-0"
 

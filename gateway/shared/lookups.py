@@ -8,12 +8,14 @@ deadline at most, and only the first of them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.shared.store import Command, Store
 
+log = logging.getLogger("forebay.shared")
 Done = Callable[["list[bytes | None] | None", Any], None]
 
 
@@ -92,9 +94,7 @@ class Lookups:
             own = next(rest) if ask.command is not None else None
             found = None if isinstance(values, Exception) else values[at : at + len(ask.keys)]
             at += len(ask.keys)
-            done, ask.done = ask.done, None
-            if done is not None:
-                done(found, None if isinstance(own, Exception) else own)
+            _tell(ask, found, None if isinstance(own, Exception) else own)
 
     def _expire(self, batch: Batch) -> None:
         """Its time is over: whoever still waits goes on without."""
@@ -104,6 +104,14 @@ class Lookups:
         if batch is self._next:
             self._next = None
         for ask in waiting:
-            done, ask.done = ask.done, None
-            if done is not None:
-                done(None, None)
+            _tell(ask, None, None)
+
+
+def _tell(ask: Ask, values: list[bytes | None] | None, answer: Any) -> None:
+    """Once. What goes wrong with one request is no reason to leave the others of its batch waiting."""
+    done, ask.done = ask.done, None
+    if done is not None:
+        try:
+            done(values, answer)
+        except Exception:
+            log.exception("a request failed when Redis had answered")

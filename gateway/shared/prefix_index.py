@@ -23,6 +23,7 @@ MOST_PENDING = 20_000  # keys that wait to be written
 MOST_WRITTEN = 100_000  # keys remembered as written lately
 LEAST_S = 5.0  # a key lives
 BATCH = 500
+MOST_DIGITS = 6  # of how many chunks follow: a million are 256 MB
 # KEYS: hashes. ARGV: how many holders, then of each key its replica and how long it lives in ms.
 REMEMBER = """
 for i, key in ipairs(KEYS) do
@@ -71,7 +72,7 @@ class PrefixIndex:
                 replica, _, rest = one.rpartition("@")
                 started, _, more = rest.partition("+")
                 if self._same(replica, started):
-                    out[replica] = depth + (int(more) if more.isdecimal() else 0)
+                    out[replica] = depth + (int(more) if more.isdecimal() and len(more) <= MOST_DIGITS else 0)
         return out
 
     def answered(self, chain: Sequence[int], replica_id: str, more: int = 0) -> None:

@@ -9,8 +9,10 @@ over all gateways.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -38,6 +40,35 @@ end
 return out
 """
 
+MOST = 1e12  # of anything that a gateway counts
+NO_REGISTER = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+log = logging.getLogger("forebay.shared")
+
+
+def read(said: bytes) -> Mapping[str, Any]:
+    """A register as it was written, all of it of the types and sizes that it has. Raises one of NO_REGISTER."""
+    told = orjson.loads(said)
+    return {
+        **told,
+        "load": {replica: _row(row) for replica, row in told["load"].items()},
+        "served": {lane: _amount(total) for lane, total in told["served"].items()},
+        "demand": _amount(told["demand"]),
+        "open": {tenant: int(_amount(count)) for tenant, count in told["open"].items()},
+    }
+
+
+def _row(row: Sequence[Any]) -> Sequence[Any]:
+    running, backlog, kv, live, near, slack, spent_s, parked_s = (*row, 0.0, 0.0)[:8]  # older ones say less, newer more
+    amounts = (_amount(backlog), _amount(kv), int(_amount(live)), int(_amount(near)))
+    slack_s = None if slack is None else math.copysign(_amount(abs(slack)), slack)
+    return (int(_amount(running)), *amounts, slack_s, _amount(spent_s), _amount(parked_s))
+
+
+def _amount(value: Any) -> float:
+    if type(value) not in (int, float) or not 0.0 <= value <= MOST:
+        raise ValueError(f"no amount, but {type(value).__name__}")
+    return float(value)
+
 
 class Registers:
     """`peers`: the other gateways heard of last; `tenants_open`: requests they have open, by tenant."""
@@ -51,6 +82,7 @@ class Registers:
         self._told: set[str] = set()  # replicas of which the core believes that others have something there
         self._served: dict[tuple[str, str], float] = {}  # (gateway, lane): what it had served when it was heard last
         self._spent: dict[tuple[str, str], float] = {}  # (gateway, replica): prefill seconds it had sent there then
+        self._garbled: set[str] = set()  # gateways whose register cannot be read
 
     def command(self, tenants: Tenants) -> Command:
         balancer, now = self._scheduler.balancer, self._scheduler.clock()
@@ -68,23 +100,24 @@ class Registers:
 
     def heard(self, answer: list[bytes]) -> None:
         """Everybody else's registers."""
-        pairs = zip(answer[::2], answer[1::2], strict=True)
-        self.peers = {id.decode(): orjson.loads(said) for id, said in pairs}
         scheduler, now = self._scheduler, self._scheduler.clock()
         sums: dict[str, PeerLoad] = {}
-        self.tenants_open = defaultdict(int)
-        for id, said in self.peers.items():
-            for replica, row in said["load"].items():
-                # older ones say less, newer more
-                running, backlog, kv, live, near, slack, spent_s, parked_s = (*row, 0.0, 0.0)[:8]
-                more_s = self._more(id, replica, spent_s)
-                one = PeerLoad(replica, running, backlog, kv, now, live, near, slack, more_s, parked_s)
-                sums[replica] = one if replica not in sums else sums[replica].plus(one)
-            for tenant, count in said["open"].items():
-                self.tenants_open[tenant] += count
-            self._serve(id, said["served"], now)
-            if "prices" in said:  # older ones do not tell, or in other words
-                scheduler.balancer.overloaded_elsewhere(id, said["prices"], now)
+        self.peers, self.tenants_open = {}, defaultdict(int)
+        garbled: set[str] = set()
+        for id, said in zip(answer[::2], answer[1::2], strict=True):
+            name = id.decode("utf-8", "replace")
+            try:
+                told = read(said)
+                if "prices" in told:  # older ones do not tell, or in other words
+                    scheduler.balancer.overloaded_elsewhere(name, told["prices"], now)
+            except NO_REGISTER as error:  # of another program, or of a release that says it in other words
+                garbled.add(name)
+                if name not in self._garbled:
+                    log.warning("what gateway %s says of itself cannot be read and does not count: %r", name, error)
+            else:
+                self.peers[name] = told
+                self._count(name, told, sums, now)
+        self._garbled = garbled
         scheduler.balancer.gateways(self.peers.keys())
         for known in (self._served, self._spent):
             for gone in [key for key in known if key[0] not in self.peers]:
@@ -95,6 +128,15 @@ class Registers:
         for load in sums.values():
             scheduler.fleet_event(load)
         self._told = set(sums)
+
+    def _count(self, id: str, told: Mapping[str, Any], sums: dict[str, PeerLoad], now: float) -> None:
+        for replica, (running, backlog, kv, live, near, slack, spent_s, parked_s) in told["load"].items():
+            more_s = self._more(id, replica, spent_s)
+            one = PeerLoad(replica, running, backlog, kv, now, live, near, slack, more_s, parked_s)
+            sums[replica] = one if replica not in sums else sums[replica].plus(one)
+        for tenant, count in told["open"].items():
+            self.tenants_open[tenant] += count
+        self._serve(id, told["served"], now)
 
     def alone(self) -> None:
         """Nobody is heard of any more."""
@@ -110,7 +152,7 @@ class Registers:
         """Prefill seconds that a gateway sent to a replica since it was heard last."""
         before = self._spent.get((id, replica))
         self._spent[id, replica] = spent_s
-        return 0.0 if before is None else spent_s - before
+        return 0.0 if before is None else max(0.0, spent_s - before)  # below: it started anew
 
     def _serve(self, id: str, served: Mapping[str, float], now: float) -> None:
         for lane, total in served.items():
