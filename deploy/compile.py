@@ -32,9 +32,10 @@ HOT = {
         "side_by_side sight told tracked view working_set"
     ),
     "gateway": (
-        "admit answer chunks coming counted course cycle distribution door driven endpoints exchange fleet headers "
-        "health http1 openai pinning proxy pulses recent record relay reply request_head response_head result "
-        "retry scheduler signals sse stall tally tenants timeline upstream usage wire"
+        "admit answer chunks coming counted course cycle distribution door driven endpoints exchange fallback fleet "
+        "gathered hand_link headers health http1 hub link messages mirror news openai pinning placement proxy "
+        "pulses recent record relay remote reply request_head response_head result retry scheduler signals sse stall "
+        "tally tenants timeline upstream usage wire"
     ),
 }
 # makes `pip install DIR` and `pip wheel DIR` name the platform, as extensions run on no other

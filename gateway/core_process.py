@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gateway import hands, mirror
 from gateway.app import Gateway
@@ -101,7 +101,7 @@ async def run(core: Core, path: str, beat: Callable[[], None], leave: asyncio.Ev
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor tells when
     loop.add_signal_handler(signal.SIGHUP, lambda: _reload(core))
     await core.start()
-    await core.proxy.listen(path)
+    core.proxy.server = await loop.create_unix_server(lambda: cast(asyncio.Protocol, core.proxy.accept()), path)
     await core.settle()
     beat()
     gc.collect()

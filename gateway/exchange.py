@@ -1,7 +1,8 @@
 """One request on its usual way, without a coroutine: admitted, dispatched and sent in the read that brought it, judged
 and closed in the read that brought its answer. Streams are written by the attempt's callbacks (`relay.py`) in between.
 
-Whatever is not usual (a body still on its way, a request that is held, a connection to be opened, a failed attempt, a
+A decision that is late (the core's in another process, or the request is held) goes on from the callback that brings
+it. Whatever is not usual (a body still on its way, a refusal, a connection to be opened, a failed attempt, a
 client that leaves, a request taken back) goes on as the coroutine of `waits.py`, from the very point reached here.
 Trade-off: the first steps stand here and there; but what has no coroutine can be compiled (`deploy/compile.py`), and
 that saves most of the CPU of a request (loadtests/results.md).
@@ -9,6 +10,7 @@ that saves most of the CPU of a request (loadtests/results.md).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -28,6 +30,7 @@ class Exchange(Course):
     """One per request. `begin` serves it by callbacks, `waits.run` inside a task."""
 
     _sent: Attempt | None = None  # the attempt whose end is waited for without a coroutine
+    _asked = False  # its first decision is waited for without one
 
     # -- the usual way -------------------------------------------------------------------------------------------
 
@@ -40,11 +43,32 @@ class Exchange(Course):
             return
         try:
             self.receive(self.tenant(), body)
-            attempt = self._dispatched()
-            if attempt is None:
-                self.drive(waits.resume(self))
-            elif not self._send(attempt):
-                self.drive(waits.resume(self, attempt))
+            if self.decision is None:
+                self.deciding = self._asked = True
+            else:
+                self._go()
+        except Exception as error:
+            self.fail(error)
+            self.close()
+
+    def _go(self) -> None:
+        """Acts on its first decision."""
+        attempt = self._dispatched()
+        if attempt is None:
+            self.drive(waits.resume(self))
+        elif not self._send(attempt):
+            self.drive(waits.resume(self, attempt))
+
+    def _answered(self) -> None:
+        """Something came while its first decision was waited for."""
+        if self.gone:
+            self.decision = None  # whatever it is, nobody wants it any more
+        elif self.decision is None:  # taken back before it was acted on
+            self._asked = True
+            return
+        self.deciding = False
+        try:
+            self._go()
         except Exception as error:
             self.fail(error)
             self.close()
@@ -85,6 +109,10 @@ class Exchange(Course):
         self.close()
 
     def wake(self, at_once: bool = False) -> None:
+        if self._asked:
+            self._asked = False
+            asyncio.get_running_loop().call_soon(self._answered)
+            return
         attempt = self._sent
         if attempt is not None:
             self._sent = None

@@ -13,7 +13,8 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from gateway import asgi, live
 from gateway.client import Receive, Scope, Send
@@ -21,9 +22,9 @@ from gateway.config import Config, build
 from gateway.exchange import Exchange
 from gateway.hand_live import Viewers
 from gateway.lag import LoopLag
-from gateway.link import Link, Message
+from gateway.link import Link
 from gateway.lost_cancel import told_to_end
-from gateway.messages import To
+from gateway.messages import Message, To
 from gateway.mirror import Mirror
 from gateway.prefixes import MOST_BODY_BYTES
 from gateway.proxy import Proxy
@@ -157,7 +158,7 @@ class Hand:
             lost = loop.create_future()
             link = Link(self._heard, lambda lost=lost: None if lost.done() else lost.set_result(None))  # type: ignore[misc]
             try:
-                await loop.create_unix_connection(lambda link=link: link, self._path)  # type: ignore[misc]
+                await loop.create_unix_connection(partial(cast, asyncio.Protocol, link), self._path)
             except OSError:
                 await asyncio.sleep(CALL_S)
                 continue
@@ -190,6 +191,8 @@ class Hand:
         kind = message[0]
         if To.DISPATCH <= kind <= To.ABORT:
             self.scheduler.heard(message)
+        elif kind == To.PRESSED:
+            self.scheduler.pressed = message[1]
         elif kind == To.PREFILL:
             meter = self.scheduler.meters.get(message[1])
             if meter is not None:

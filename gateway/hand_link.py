@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
 from typing import Any
 
 from gateway.link import Link
-from gateway.messages import of_decision, titled
+from gateway.messages import Message, of_decision, titled
 from gateway.prefixes import Looked
 from gateway.record import RequestRecord
 from gateway.tenants import Lease
 from policies.designs import Assignment
 from policies.families import Arrival
 from policies.model import Abort, Alternative, Decision, Dispatch, Hold, Request, Shed
+
+
+def _nothing(request: Request) -> tuple[Alternative, ...]:
+    return ()
 
 
 class HandLink:
@@ -30,29 +34,46 @@ class HandLink:
         self.awaits: dict[str, int] = {}
         self.silent: dict[str, int] = {}
         self.state: dict[str, Any] = {}
-        self.considered: Callable[[Request], tuple[Alternative, ...]] = lambda request: ()
+        self.considered: Callable[[Request], tuple[Alternative, ...]] = _nothing
 
     @property
     def greeted(self) -> bool:
         return self.slot >= 0
 
+    @property
+    def lives(self) -> bool:
+        """Whether there is a process of that number. Ours: the supervisor reaps those that ended."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
 
-@dataclass(slots=True, eq=False)
+
 class Remote:
-    """`placement.Owner` of a request whose bytes are in a hand."""
+    """`placement.Owner` of a request whose bytes are in a hand. `title`: what the client calls it, and what it asked
+    for."""
 
-    hand: HandLink
-    id: str
-    request: Request
-    title: Sequence[Any]  # what the client calls it, and what it asked for
-    lease: Lease | None = None
-    last: Dispatch | None = None
-    held: bool = False
-    begun: bool = False  # its first token was seen
-    assignment: Assignment | None = None  # in the experiment that ran when it came
-    arrival: Arrival | None = None  # what was known of its prompt
-    looked: Looked | None = None  # into its prompt
-    considered: tuple[Alternative, ...] = ()  # what it could have had when it was refused
+    __slots__ = (
+        "arrival", "assignment", "begun", "considered", "hand", "held", "id", "last", "lease", "looked", "request",
+        "title",
+    )  # fmt: skip
+
+    def __init__(self, hand: HandLink, id: str, request: Request, title: Message) -> None:
+        self.hand = hand
+        self.id = id
+        self.request = request
+        self.title = title
+        self.lease: Lease | None = None
+        self.last: Dispatch | None = None
+        self.held = False
+        self.begun = False  # its first token was seen
+        self.assignment: Assignment | None = None  # in the experiment that ran when it came
+        self.arrival: Arrival | None = None  # what was known of its prompt
+        self.looked: Looked | None = None  # into its prompt
+        self.considered: tuple[Alternative, ...] = ()  # what it could have had when it was refused
 
     @property
     def record(self) -> RequestRecord:

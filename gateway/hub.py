@@ -2,16 +2,16 @@
 
 Hands announce, the core decides. A hand that is gone takes its requests with it: each is cancelled here, so nothing
 stays charged, and leaves a record that says so. Pulses of all hands are gathered to one per replica. What hands must
-know of the fleet and the configuration goes to all of them when it changes; whether a replica prefills at most every
-few milliseconds, since it only sorts the gaps of streams. A core that was restarted learns from the first hand that
-calls what the one before it had last: the running configuration and the state of the fleet.
+know of the fleet and the configuration goes to all of them when it changes, and what changes often
+(`news.py`). A core that was restarted learns from the first hand that calls what the one before it had last:
+the running configuration and the state of the fleet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
@@ -22,10 +22,23 @@ import orjson
 from gateway import mirror
 from gateway.config import Config
 from gateway.errors import GatewayError
+from gateway.fleet import Fleet
 from gateway.gathered import Gathered
 from gateway.hand_link import HandLink, Remote
-from gateway.link import Link, Message
-from gateway.messages import To, record, request, usage
+from gateway.link import Link
+from gateway.messages import (
+    COMPLETE,
+    FIRST,
+    SUBMIT,
+    Message,
+    To,
+    known_record,
+    outcome,
+    request,
+    unknown_record,
+    usage,
+)
+from gateway.news import News
 from gateway.proxy import Proxy
 from gateway.record import RequestRecord
 from gateway.scheduler import Scheduler
@@ -35,10 +48,9 @@ from gateway.trial import late
 from policies.canonical import canonical_parts
 from policies.designs import Assignment
 from policies.learnt import learnt
-from policies.model import Outcome, Pulse, Request, Usage
+from policies.model import Outcome, Pulse, Request
 from policies.objectives import Partition
 
-PREFILL_S = 0.005  # how late a hand may learn that a replica began or ended a prefill
 STALE_S = 3.0  # age of a hand's state above which it does not count
 LOST_AFTER_S = 2.0  # a hand that lives mostly calls again sooner
 LOST = "worker_lost"  # reason in the record of a request that went with its hand
@@ -48,24 +60,20 @@ Ask = Callable[[HandLink, Message], None]
 Before: TypeAlias = tuple[int, Mapping[str, Any], mirror.View, Mapping[str, Any] | None]
 
 
-def lives(pid: int) -> bool:
-    """Whether there is a process of that number. Ours: the supervisor reaps those that ended."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 class Hub(Proxy):
     """Owner of the hands' links."""
 
-    scheduler: Scheduler
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        fleet: Fleet,
+        config: Config,
+        sink: Callable[[RequestRecord], None],
+        tenants: Tenants | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        super().__init__(scheduler, fleet, config, sink, tenants, rng)
+        self.core = scheduler
         self.hands: set[HandLink] = set()
         self.lost_hands = 0
         self.ask: Ask | None = None  # a request for the control plane
@@ -74,18 +82,14 @@ class Hub(Proxy):
         self.number = 1  # of the configuration
         self._numbers = count(1)
         self.taught_at: float | None = None  # when the hands were told last what was learnt
-        self._dirty: set[str] = set()
+        self.news = News(self.core, self.hands)
         self._fleet_dirty = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._server: asyncio.Server | None = None
+        self.server: asyncio.Server | None = None  # where they call
         self._does: dict[int, Callable[[HandLink, Message], None]] = {
-            To.SUBMIT: self._submit,
-            To.FIRST: self._first,
             To.FAILED: self._failed,
-            To.COMPLETE: self._complete,
             To.PULSE: self._pulse,
             To.SIGN: lambda hand, m: self.fleet.observed(m[1], Sign(m[2])),
-            To.RECORD: lambda hand, m: self.finished(record(m[1], None, None)),
+            To.RECORD: self._record,
             To.ASK: lambda hand, m: self.ask(hand, m) if self.ask is not None else None,
             To.STATE: self._state,
             To.MADE: self._made,
@@ -95,14 +99,10 @@ class Hub(Proxy):
             To.BODY: self._body,
         }
 
-    async def listen(self, path: str) -> None:
-        self._server = await asyncio.get_running_loop().create_unix_server(self._accept, path)
-
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.server is not None:
+            self.server.close()
+        self.news.stop()
         for hand in list(self.hands):
             hand.link.close()
         super().close()
@@ -168,11 +168,11 @@ class Hub(Proxy):
 
     # -- hands come and go -----------------------------------------------------------------------------------------
 
-    def _accept(self) -> Link:
+    def accept(self) -> Link:
+        """A hand calls."""
         hand = HandLink(next(self._numbers))
         hand.considered = self.considered
-        does = self._does
-        hand.link = Link(lambda message: does[message[0]](hand, message), lambda: self._gone(hand))
+        hand.link = Link(lambda message: self._heard(hand, message), lambda: self._gone(hand))
         self.hands.add(hand)
         return hand.link
 
@@ -193,27 +193,28 @@ class Hub(Proxy):
     def _welcome(self, hand: HandLink) -> None:
         hand.link.tell([To.FLEET, mirror.view(self.fleet)])
         hand.link.tell(self._configuration(To.WELCOME))
+        self.news.greeted(hand)
 
     def _gone(self, hand: HandLink) -> None:
         self.hands.discard(hand)
-        for meter in self.scheduler.meters.values():
+        for meter in self.core.meters.values():
             if isinstance(meter, Gathered):
                 meter.forget(hand.number)
         remotes, hand.open = hand.open, {}
         now = time.monotonic()
         for remote in remotes.values():
             replica_id = None if remote.last is None else remote.last.replica_id
-            self.scheduler.complete(remote.request.id, Outcome.CANCELLED, None, replica_id)
+            self.core.complete(remote.request.id, Outcome.CANCELLED, None, replica_id)
             if remote.lease is not None:
                 remote.lease.settle(None, now)
-        if remotes and self._server is not None:
+        if remotes and self.server is not None:
             asyncio.get_running_loop().call_later(LOST_AFTER_S, self._lost, hand, list(remotes.values()))
 
     def _lost(self, hand: HandLink, remotes: list[Remote]) -> None:
         """Unless it is the same process that called again or still may, its requests went with it."""
         if any(other.pid == hand.pid for other in self.hands):
             return
-        if lives(hand.pid):  # where all are short of CPU it may take long to call
+        if hand.lives:  # where all are short of CPU it may take long to call
             asyncio.get_running_loop().call_later(LOST_AFTER_S, self._lost, hand, remotes)
             return
         self.lost_hands += 1
@@ -226,7 +227,7 @@ class Hub(Proxy):
             self.finished(finished)
 
     def _configuration(self, kind: To) -> Message:
-        return [kind, self.number, self.config.model_dump(mode="json"), self.scheduler.reads_prefix]
+        return [kind, self.number, self.config.model_dump(mode="json"), self.core.reads_prefix]
 
     def _show_fleet(self) -> None:
         self._fleet_dirty = False
@@ -234,14 +235,25 @@ class Hub(Proxy):
 
     # -- what hands say --------------------------------------------------------------------------------------------
 
-    def _named(self, hand: HandLink, id: str, values: Any) -> Request:
+    def _heard(self, hand: HandLink, message: Message) -> None:
+        kind: int = message[0]
+        if kind == SUBMIT:
+            self._submit(hand, message)
+        elif kind == COMPLETE:
+            self._complete(hand, message)
+        elif kind == FIRST:
+            self._first(hand, message)
+        else:
+            self._does[kind](hand, message)
+
+    def _named(self, hand: HandLink, id: str, values: Message) -> Request:
         return request(f"{hand.number}.{id}", values)
 
     def _submit(self, hand: HandLink, message: Message) -> None:
-        _, id, values, title = message
+        _, id, title, values = message
         made = self._named(hand, id, values)
         remote = hand.open[id] = Remote(hand, id, made, title)
-        if made.tenant is not None and not self.scheduler.charges:
+        if made.tenant is not None and not self.core.charges:
             tenant = self.tenants.by_name.get(made.tenant)
             try:
                 remote.lease = self.tenants.admit(tenant, made.prompt_tokens + (made.max_tokens or 0), time.monotonic())
@@ -254,9 +266,11 @@ class Hub(Proxy):
             remote.arrival = self.prefixes.arrived(made)
             if self.prefixes.wants(remote.arrival, 0):
                 hand.link.tell([To.LOOK, id])
-        self.scheduler.submit(made, remote)
+        self.core.submit(made, remote)
         if remote.last is not None:
-            self._touched(remote.last.replica_id)
+            self.news.touched(remote.last.replica_id)
+        else:
+            self.news.pressed()
 
     def _body(self, hand: HandLink, message: Message) -> None:
         """A prompt that the core wanted to look into."""
@@ -277,32 +291,37 @@ class Hub(Proxy):
         remote = hand.open.get(message[1])
         if remote is not None and remote.last is not None:
             remote.begun = True
-            self.scheduler.first_token(remote.request.id, remote.last.replica_id)
-            self._touched(remote.last.replica_id)
+            replica_id = remote.last.replica_id
+            self.core.first_token(remote.request.id, replica_id)
+            self.fleet.observed(replica_id, Sign.OK)
+            self.news.touched(replica_id)
 
     def _failed(self, hand: HandLink, message: Message) -> None:
         remote = hand.open.get(message[1])
         if remote is None:
             return
         before = remote.last
-        if self.scheduler.balancer.is_open(remote.request.id):
-            self.scheduler.failed(remote.request.id, Outcome(message[2]))
+        if self.core.balancer.is_open(remote.request.id):
+            self.core.failed(remote.request.id, outcome(message[2]))
         else:  # it ran where this core never knew a replica
-            self.scheduler.complete(remote.request.id, Outcome.CANCELLED, None, None)
-            self.scheduler.submit(remote.request, remote)
+            self.core.complete(remote.request.id, Outcome.CANCELLED, None, None)
+            self.core.submit(remote.request, remote)
+        self.news.pressed()
         if before is not None:
-            self._touched(before.replica_id)
+            self.news.touched(before.replica_id)
 
     def _complete(self, hand: HandLink, message: Message) -> None:
-        _, id, outcome, said, replica_id, seen = message
+        _, id, ended, told, replica_id, seen = message
         remote = hand.open.pop(id, None)
         if remote is None:
             return
-        self.scheduler.complete(remote.request.id, Outcome(outcome), usage(said), replica_id)
+        said = usage(told)
+        self.core.complete(remote.request.id, outcome(ended), said, replica_id)
         if replica_id is not None:
-            self._touched(replica_id)
-        finished = None if seen is None else record(seen, remote.request, remote.last)
-        if finished is not None:
+            self.news.touched(replica_id)
+        finished: RequestRecord | None = None
+        if seen is not None:
+            finished = known_record(seen, remote.record, remote.last)
             finished.assignment, finished.shadows = remote.assignment, remote.request.shadows
             finished.alternatives = remote.considered or finished.alternatives
             if remote.arrival is not None:
@@ -310,27 +329,37 @@ class Hub(Proxy):
         if remote.lease is not None:
             remote.lease.settle(None if finished is None else finished.charged_tokens, time.monotonic())
         if finished is not None:
-            self._learn(finished, replica_id, usage(said))
+            self._fared_well(finished)
+            if said is not None and replica_id is not None and finished.outcome is Outcome.SUCCESS:
+                self._meter(replica_id).ended(finished.content_events, said.completion_tokens)
             self.finished(finished)
 
-    def _learn(self, finished: RequestRecord, replica_id: str | None, said: Usage | None) -> None:
-        if finished.outcome is Outcome.SUCCESS and said is not None and replica_id is not None:
-            self._meter(replica_id).ended(finished.content_events, said.completion_tokens)
+    def _fared_well(self, finished: RequestRecord) -> None:
+        """What a good answer says about its replica, unless its first token has said it."""
+        replica_id = finished.replica_id
+        if replica_id is not None and finished.outcome is Outcome.SUCCESS and not finished.content_events:
+            self.fleet.observed(replica_id, Sign.OK)
+
+    def _record(self, hand: HandLink, message: Message) -> None:
+        """Of a request that was never asked about."""
+        finished = unknown_record(message[1])
+        self._fared_well(finished)
+        self.finished(finished)
 
     def _pulse(self, hand: HandLink, message: Message) -> None:
         _, replica_id, events, *values = message
         meter = self._meter(replica_id)
         meter.heard(hand.number, events, Pulse(*values), time.monotonic())
-        self.scheduler.tick()
+        self.core.tick()
         known = hand.per_event.get(replica_id, 1.0)
         if abs(meter.tokens_per_event - known) > 0.01 * known:
             hand.per_event[replica_id] = meter.tokens_per_event
-            hand.link.tell([To.METER, replica_id, meter.tokens_per_event])
+            hand.link.mention([To.METER, replica_id, meter.tokens_per_event])
 
     def _meter(self, replica_id: str) -> Gathered:
-        meter = self.scheduler.meters.get(replica_id)
+        meter = self.core.meters.get(replica_id)
         if not isinstance(meter, Gathered):
-            meter = self.scheduler.meters[replica_id] = Gathered(replica_id)
+            meter = self.core.meters[replica_id] = Gathered(replica_id)
         return meter
 
     def _state(self, hand: HandLink, message: Message) -> None:
@@ -342,7 +371,7 @@ class Hub(Proxy):
         hand.state = state
         if self.taught_at is None or state["at"] - self.taught_at > TEACH_S:
             self.taught_at = state["at"]
-            self.tell_all([To.LEARNT, learnt(self.scheduler.balancer.dispatcher)])
+            self.tell_all([To.LEARNT, learnt(self.core.balancer.dispatcher)])
         self.door.receiving_bytes = sum(h.state.get("receiving_bytes", 0) for h in self.hands)
 
     def _made(self, hand: HandLink, message: Message) -> None:
@@ -352,7 +381,7 @@ class Hub(Proxy):
                 other.link.tell(message)
 
     def _adopt(self, hand: HandLink, message: Message) -> None:
-        _, id, values, title, replica_id, since, started = message
+        _, id, title, values, replica_id, since, started = message
         made = self._named(hand, id, values)
         remote = hand.open[id] = Remote(hand, id, made, title)
         if made.tenant is not None and (tenant := self.tenants.by_name.get(made.tenant)) is not None:
@@ -361,28 +390,11 @@ class Hub(Proxy):
 
     def _take(self, remote: Remote, replica_id: str, since: float, started: bool) -> None:
         remote.ran_on(replica_id)
-        self.scheduler.adopt(remote.request, remote, replica_id, since, started)
-        self._touched(replica_id)
+        self.core.adopt(remote.request, remote, replica_id, since, started)
+        self.news.touched(replica_id)
 
     def _keep(self, hand: HandLink, message: Message) -> None:
         remote = hand.open.get(message[1])
         if remote is not None:
-            self.scheduler.complete(remote.request.id, Outcome.CANCELLED, None, None)
+            self.core.complete(remote.request.id, Outcome.CANCELLED, None, None)
             self._take(remote, message[2], time.monotonic(), True)
-
-    # -- whether replicas prefill ------------------------------------------------------------------------------------
-
-    def _touched(self, replica_id: str) -> None:
-        self._dirty.add(replica_id)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PREFILL_S, self._tell_prefilling)
-
-    def _tell_prefilling(self) -> None:
-        self._timer = None
-        dirty, self._dirty = self._dirty, set()
-        for replica_id in dirty:
-            prefilling = self.scheduler.balancer.prefilling(replica_id)
-            for hand in self.hands:
-                if hand.prefilling.get(replica_id, False) != prefilling:
-                    hand.prefilling[replica_id] = prefilling
-                    hand.link.tell([To.PREFILL, replica_id, prefilling])

@@ -11,15 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import orjson
 
 from gateway.dumped import dumps
+from gateway.messages import Message
 
 MOST_FRAME_BYTES = 256 * 1024 * 1024  # beyond it the other side is not ours
+MENTION_S = 0.002
 log = logging.getLogger("forebay.link")
-Message = list[Any]
 
 
 def _ignore(message: Message) -> None:
@@ -30,14 +31,17 @@ def _ignore_end() -> None:
     """The same."""
 
 
-class Link(asyncio.Protocol):
-    """One end. `heard` gets each message, `lost` the end of the connection, once."""
+class Link:
+    """One end; an `asyncio.Protocol` by its methods. `heard` gets each message, `lost` the end of it, once."""
 
     def __init__(self, heard: Callable[[Message], None], lost: Callable[[], None]) -> None:
         self._heard = heard
         self._lost = lost
         self._out: list[bytes] = []
-        self._in = bytearray()
+        self._due = False  # a flush follows in this turn
+        self._timer: asyncio.TimerHandle | None = None  # of what was mentioned; it outlives a flush before it
+        self._in = bytearray()  # the beginning of a frame
+        self._wants = 4  # bytes of it, at least
         self._transport: asyncio.Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -50,11 +54,27 @@ class Link(asyncio.Protocol):
         encoded = dumps(message)
         if self._transport is None or self._loop is None:
             return  # nobody is there any more; whoever waits is told by `lost`
-        if not self._out:
+        if not self._due:
+            self._due = True
             self._loop.call_soon(self.flush)
         self._out.append(encoded)
 
+    def mention(self, message: Message) -> None:
+        """Sent with what is told next, in the order of telling, or within `MENTION_S` where nothing is: for news that
+        nobody waits for, since waking the other side costs more than the message. Raises as `tell` does."""
+        encoded = dumps(message)
+        if self._transport is None or self._loop is None:
+            return
+        if not self._due and self._timer is None:
+            self._timer = self._loop.call_later(MENTION_S, self._mentioned)
+        self._out.append(encoded)
+
+    def _mentioned(self) -> None:
+        self._timer = None
+        self.flush()
+
     def flush(self) -> None:
+        self._due = False
         out = self._out
         if out and self._transport is not None:
             payload = b"[%b]" % b",".join(out)
@@ -79,6 +99,9 @@ class Link(asyncio.Protocol):
         """Ends it at once; `lost` is not called any more."""
         transport, self._transport = self._transport, None
         self._out = []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if transport is not None:
             transport.abort()
 
@@ -90,26 +113,39 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._in
-        buffer += data
-        at = 0
-        while len(buffer) - at >= 4:
-            size = int.from_bytes(buffer[at : at + 4], "little")
+        rest = self._in
+        if rest:  # a frame that came in parts is copied twice, however many they are
+            rest += data
+            if len(rest) < self._wants:
+                return
+            data = bytes(rest)
+            rest.clear()
+        at, end, wants = 0, len(data), 4
+        while end - at >= 4:
+            size = int.from_bytes(data[at : at + 4], "little")
             if size > MOST_FRAME_BYTES:
                 log.error("a frame of %d bytes: the other side of the link is not ours", size)
                 self._end()
                 return
-            if len(buffer) - at - 4 < size:
+            if end - at - 4 < size:
+                wants = 4 + size
                 break
-            messages = orjson.loads(memoryview(buffer)[at + 4 : at + 4 + size])
+            messages: list[Message] = orjson.loads(data[at + 4 : at + 4 + size])
             at += 4 + size
             for message in messages:
                 try:
                     self._heard(message)
                 except Exception:
                     log.exception("a message of the link failed, of kind %s", message[0])
-        if at:
-            del buffer[:at]
+        if at < end:
+            rest += data[at:]
+            self._wants = wants
+
+    def pause_writing(self) -> None:
+        """Never before `MOST_FRAME_BYTES` wait."""
+
+    def resume_writing(self) -> None:
+        """What waited has left."""
 
     def eof_received(self) -> None:
         self._end()

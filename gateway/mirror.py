@@ -31,7 +31,8 @@ def view(fleet: Fleet) -> View:
 
 
 class Mirror(Fleet):
-    """`tell` hears of every sign. Nothing here decides about health."""
+    """`tell` hears of every bad sign; a good one goes without saying, with what the core is told of its request.
+    Nothing here decides about health."""
 
     def __init__(
         self,
@@ -75,4 +76,5 @@ class Mirror(Fleet):
     def observed(self, replica_id: str, sign: Sign) -> None:
         if sign in HARD and self.alone:
             self._left_out[replica_id] = self._clock() + LEFT_OUT_S
-        self._tell(replica_id, sign)
+        if sign is not Sign.OK:
+            self._tell(replica_id, sign)

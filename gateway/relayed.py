@@ -14,8 +14,7 @@ from typing import Any
 
 from gateway.client import Receive, Scope, Send
 from gateway.hand_link import HandLink
-from gateway.link import Message
-from gateway.messages import To
+from gateway.messages import Message, To
 
 MOST_BODY_BYTES = 4 * 1024 * 1024
 ANSWER_S = 15.0

@@ -13,12 +13,22 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gateway.distribution import Distribution
 from gateway.fallback import Fallback
 from gateway.link import Link
-from gateway.messages import To, decision, of_record, of_request, of_usage, title
+from gateway.messages import (
+    COMPLETE,
+    FIRST,
+    SUBMIT,
+    Message,
+    To,
+    decision,
+    of_record,
+    of_request,
+    of_usage,
+    title,
+)
 from gateway.mirror import Mirror
 from gateway.placement import Owner
 from gateway.pulses import Meter
@@ -32,19 +42,21 @@ ANSWER_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003
 log = logging.getLogger("forebay.hand")
 
 
-@dataclass(slots=True, eq=False)
 class Open:
     """One open request. `asked_at` is set while an answer of the core is due, `held` while it waits in its queue."""
 
-    request: Request
-    owner: Owner
-    asked_at: float | None = None
-    held: bool = False
-    replica_id: str | None = None
-    dispatched_at: float = 0.0
-    started: bool = False
-    tried: tuple[str, ...] = ()
-    known: bool = False  # the core has its request
+    __slots__ = ("asked_at", "dispatched_at", "held", "known", "owner", "replica_id", "request", "started", "tried")
+
+    def __init__(self, request: Request, owner: Owner) -> None:
+        self.request = request
+        self.owner = owner
+        self.asked_at: float | None = None
+        self.held = False
+        self.replica_id: str | None = None
+        self.dispatched_at = 0.0
+        self.started = False
+        self.tried: tuple[str, ...] = ()
+        self.known = False  # the core has its request
 
 
 class RemoteScheduler:
@@ -59,6 +71,7 @@ class RemoteScheduler:
         self.on_tick: Callable[[float], bool] | None = None
         self.meters: dict[str, Meter] = {}
         self.reads_prefix = True
+        self.pressed = False  # requests are held, by any hand
         self.answers = Distribution(ANSWER_S)  # seconds from asking to the answer, since it was told last
         self.fallback = Fallback(fleet)
         self.local = 0  # decisions made here
@@ -67,8 +80,8 @@ class RemoteScheduler:
         self._open: dict[str, Open] = {}
         self._asked: dict[str, float] = {}  # in the order of asking
         self._refused: set[str] = set()  # shed by the core, which still knows them
-        self._ending: list[object] | None = None  # a completion that its record joins
-        self._kept: deque[list[object]] = deque(maxlen=MOST_KEPT)
+        self._ending: Message | None = None  # a completion that its record joins
+        self._kept: deque[Message] = deque(maxlen=MOST_KEPT)
         self._tick: asyncio.TimerHandle | None = None
         self._ticked_at = 0.0
         self._alone_since = clock()
@@ -85,14 +98,14 @@ class RemoteScheduler:
 
     def connected(self, link: Link) -> None:
         """A core answers: it is told everything that is open."""
-        self._link = link
+        self._link, self.pressed = link, False
         self.fleet.alone = False
         for id, entry in self._open.items():
             if entry.replica_id is None:
-                self._ask(id, entry, [To.SUBMIT, id, of_request(entry.request), title(entry.owner.record)])
+                self._ask(id, entry, [SUBMIT, id, title(entry.owner.record), of_request(entry.request)])
             else:
                 where = [entry.replica_id, entry.dispatched_at, entry.started]
-                link.tell([To.ADOPT, id, of_request(entry.request), title(entry.owner.record), *where])
+                link.tell([To.ADOPT, id, title(entry.owner.record), of_request(entry.request), *where])
                 entry.known = True
         for message in self._kept:
             link.tell(message)
@@ -126,13 +139,13 @@ class RemoteScheduler:
         if self._link is None:
             self._decide(entry)
         else:
-            self._ask(request.id, entry, [To.SUBMIT, request.id, of_request(request), title(owner.record)])
+            self._ask(request.id, entry, [SUBMIT, request.id, title(owner.record), of_request(request)])
 
     def first_token(self, request_id: str, replica_id: str) -> None:
         entry = self._open.get(request_id)
         if entry is not None:
             entry.started = True
-            self._tell([To.FIRST, request_id])
+            self._news([FIRST, request_id])
 
     def failed(self, request_id: str, outcome: Outcome) -> None:
         entry = self._open.get(request_id)
@@ -151,19 +164,20 @@ class RemoteScheduler:
         if entry is None:  # it was shed
             if request_id in self._refused:
                 self._refused.discard(request_id)
-                self._ending = [To.COMPLETE, request_id, outcome, None, None]
+                self._ending = [COMPLETE, request_id, outcome, None, None]
             return
         self._off(entry)
         if entry.known:
-            self._ending = [To.COMPLETE, request_id, outcome, of_usage(usage), replica_id]
+            self._ending = [COMPLETE, request_id, outcome, of_usage(usage), replica_id]
 
     def recorded(self, record: RequestRecord) -> None:
         """What the client saw of the request that was completed just now, or of one that never got so far."""
         ending, self._ending = self._ending, None
         if ending is not None and self._link is not None:
-            self._link.tell([*ending, of_record(record, whole=False)])
+            ending.append(of_record(record, whole=False))
+            self._news(ending)
         else:
-            self._tell([To.RECORD, of_record(record, whole=True)], keep=True)
+            self._news([To.RECORD, of_record(record, whole=True)], keep=True)
 
     def dispatched(self, replica_id: str) -> Meter:
         meter = self.meters.get(replica_id)
@@ -172,7 +186,7 @@ class RemoteScheduler:
         meter.prefilling = True  # with this request; the core says when it is over
         return meter
 
-    def heard(self, message: list[object]) -> None:
+    def heard(self, message: Message) -> None:
         """A decision of the core."""
         self._decided(decision(message))
 
@@ -188,9 +202,13 @@ class RemoteScheduler:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _tell(self, message: list[object], keep: bool = False) -> None:
+    def _news(self, message: Message, keep: bool = False) -> None:
+        """Told at once only while requests are held: they wait for what it may set free."""
         if self._link is not None:
-            self._link.tell(message)
+            if self.pressed:
+                self._link.tell(message)
+            else:
+                self._link.mention(message)
         elif keep:
             self._kept.append(message)
 
@@ -198,9 +216,9 @@ class RemoteScheduler:
         """A completion whose record never came."""
         ending, self._ending = self._ending, None
         if ending is not None:
-            self._tell([*ending, None])
+            self._news([*ending, None])
 
-    def _ask(self, id: str, entry: Open, message: list[object]) -> None:
+    def _ask(self, id: str, entry: Open, message: Message) -> None:
         assert self._link is not None
         self._link.tell(message)
         entry.known = True
@@ -236,7 +254,8 @@ class RemoteScheduler:
         elif isinstance(decision, Abort) and decision.requeue:
             if entry.started:
                 assert entry.replica_id is not None
-                self._tell([To.KEEP, id, entry.replica_id])
+                if self._link is not None:
+                    self._link.tell([To.KEEP, id, entry.replica_id])
                 return
             self._off(entry)
             entry.held = True
@@ -255,7 +274,7 @@ class RemoteScheduler:
                 events = meter.idle_gaps + meter.busy_gaps
                 p = meter.pulse(now)
                 told = [p.live, p.near, p.least_slack_s, p.idle_gaps, p.idle_gap_sum_s, p.busy_gaps, p.busy_gap_sum_s]
-                self._tell([To.PULSE, meter.replica_id, events, *told])
+                self._news([To.PULSE, meter.replica_id, events, *told])
         if self._link is None:
             if now - self._alone_since > PATIENCE_S:
                 for entry in [e for e in self._open.values() if e.held]:

@@ -21,7 +21,7 @@ from policies.view import ReplicaView as ReplicaView
 
 
 class Outcome(StrEnum):
-    """How an attempt or a request ended; what each means for fits and health is in DESIGN's outcome table."""
+    """How an attempt or a request ended, and what each means for the fits and for the health of the replica."""
 
     SUCCESS = "success"
     CLIENT_ERROR = "client_error"  # 4xx of ours or of the replica: releases only

@@ -8,15 +8,30 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway import messages
+from gateway.dumped import dumps
 from gateway.gathered import Gathered
-from gateway.messages import To, decision, of_decision, of_record, of_request, of_usage, record, request, usage
-from gateway.record import RequestRecord, Tokens, TokenSource
+from gateway.messages import (
+    To,
+    decision,
+    known_record,
+    of_decision,
+    of_record,
+    of_request,
+    of_usage,
+    request,
+    title,
+    titled,
+    unknown_record,
+    usage,
+)
+from gateway.record import Attempt, RequestRecord, Tokens, TokenSource, Unmatched
 from policies.model import Abort, Decision, Dispatch, Hold, Outcome, Prediction, Pulse, Request, Scraped, Shed, Usage
 from policies.objectives import Objectives, Partition
 
 
 def over_the_wire(value: Any) -> Any:
-    return orjson.loads(orjson.dumps(value))
+    return orjson.loads(dumps(value))
 
 
 def test_a_request_arrives_with_everything_but_its_text() -> None:
@@ -53,30 +68,59 @@ def test_of_a_hold_only_the_fact_arrives() -> None:
 
 
 def finished() -> RequestRecord:
+    """With a value of its own in each field that a hand writes."""
     made = RequestRecord("x-1", 10.0, service_class="batch", model="llama", tenant="t", prompt_bytes=99, chain=(5, 6))
-    attempt = made.attempt("r0", 10.2)
-    attempt.t_first, attempt.outcome, attempt.detail = 10.4, Outcome.SUCCESS, ""
-    made.prompt, made.cached = Tokens(25, TokenSource.USAGE), Tokens(None, TokenSource.ESTIMATE)
-    made.objectives = Objectives(2.0, 0.1, None, None)
-    made.outcome, made.partition, made.ended_at, made.status = Outcome.SUCCESS, Partition.GOOD, 11.0, 200
+    made.received_unix, made.endpoint, made.kind = 1.7e9, "/v1/chat/completions", "generate"
+    made.adapter, made.session, made.arm, made.streams = "lora", "s", "b", False
+    made.attempts = [
+        Attempt("r0", 10.1, None, Outcome.ERROR, "reset"),
+        Attempt("r1", 10.2, 10.4, Outcome.SUCCESS),
+    ]
+    made.prompt, made.completion = Tokens(25, TokenSource.USAGE), Tokens(7, TokenSource.EVENTS)
+    made.cached = Tokens(None, TokenSource.ESTIMATE)
+    made.objectives = Objectives(2.0, 0.1, 0.5, 60.0)
+    made.client_retry, made.committed_at, made.first_content_at, made.last_content_at = 2, 10.3, 10.4, 10.9
+    made.longest_gap_s, made.content_events, made.ended_at, made.status = 0.25, 6, 11.0, 200
+    made.outcome, made.partition, made.reason = Outcome.SUCCESS, Partition.GOOD, "client_left"
+    made.unmatched = Unmatched("uuid", "messages[0].content", 12, "f1", 300, 4)
     made.sample = b"\xff\x00body"
+    made.choice_reason = "fallback"
     return made
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_record_is_put_together_from_both_sides(whole: bool) -> None:
+def values(record: RequestRecord) -> dict[str, Any]:
+    """Every field, also those that were never written."""
+    return {name: getattr(record, name) for name in RequestRecord.__annotations__}
+
+
+def test_a_record_of_which_the_core_knows_nothing_arrives_whole() -> None:
     sent = finished()
-    known = None if whole else Request("c.r1", "llama", None, "t", None, "batch", received_at=10.0, prompt_bytes=99)
-    if known is not None:
-        known.chain = (5, 6)
-    last = None if whole else Dispatch("r1", "r0", "affinity", Prediction(0.5))
-    got = record(over_the_wire(of_record(sent, whole)), known, last)
-    assert got.partition is Partition.GOOD
-    assert got.attempts == sent.attempts
-    assert (got.prompt, got.cached, got.objectives) == (sent.prompt, sent.cached, sent.objectives)
-    assert (got.received_at, got.service_class, got.model, got.tenant) == (10.0, "batch", "llama", "t")
-    assert (got.chain, got.prompt_bytes, got.sample) == ((5, 6), 99, b"\xff\x00body")
-    assert got.choice_reason == ("" if whole else "affinity")
+    assert values(unknown_record(over_the_wire(of_record(sent, whole=True)))) == values(sent)
+
+
+def test_a_record_is_put_together_from_both_sides() -> None:
+    sent = finished()
+    known = Request(
+        "c.r1", "llama", "lora", "t", "s", "batch", "b", received_at=10.0, prompt_bytes=99, chain=(5, 6), streams=False
+    )
+    told = titled(over_the_wire(title(sent)), known)
+    said = Dispatch("r1", "r1", "affinity", Prediction(0.5))
+    got = known_record(over_the_wire(of_record(sent, whole=False)), told, said)
+    expected = values(sent) | {"choice_reason": "affinity", "prediction": Prediction(0.5)}
+    assert values(got) == expected
+
+
+def test_of_a_request_whose_hand_is_gone_the_core_knows_what_it_was_told_at_first() -> None:
+    known = Request("c.r1", "llama", None, "t", received_at=10.0, prompt_bytes=99, prompt_tokens=25, chain=(5, 6))
+    made = titled(["x-1", 1.7e9, "/v1/completions", "generate"], known)
+    assert (made.request_id, made.received_at, made.received_unix) == ("x-1", 10.0, 1.7e9)
+    assert (made.model, made.tenant, made.chain, made.prompt) == ("llama", "t", (5, 6), Tokens(25))
+    assert (made.outcome, made.attempts, made.status) == (None, [], 0)
+
+
+def test_the_numbers_that_the_compiler_knows_are_those_of_the_enumeration() -> None:
+    assert (messages.SUBMIT, messages.FIRST, messages.COMPLETE) == (To.SUBMIT, To.FIRST, To.COMPLETE)
+    assert (messages.DISPATCH, messages.ABORT) == (To.DISPATCH, To.ABORT)
 
 
 def test_usage_arrives_or_is_none() -> None:
