@@ -49,8 +49,8 @@ class Gathered(Meter):
         last = [pulse for _, pulse in hands.values()]
         slacks = [p.least_slack_s for p in last if p.least_slack_s is not None]
         made = Pulse(
-            live=sum([p.live for p in last]),
-            near=sum([p.near for p in last]),
+            live=sum([p.live for p in last], 0),
+            near=sum([p.near for p in last], 0),
             least_slack_s=min(slacks) if slacks else None,
             idle_gaps=self.idle_gaps,
             idle_gap_sum_s=self.idle_sum_s,

@@ -111,7 +111,7 @@ class Hub(Proxy):
 
     @property
     def open(self) -> int:
-        return sum(int(hand.state.get("open", 0)) for hand in self.hands)
+        return sum([int(hand.state.get("open", 0)) for hand in self.hands], 0)
 
     @property
     def overloaded(self) -> bool:
@@ -127,11 +127,11 @@ class Hub(Proxy):
                     yield remote.assignment, now - remote.request.received_at
 
     def awaits(self, replica_id: str) -> int:
-        return sum(hand.awaits.get(replica_id, 0) for hand in self._fresh())
+        return sum([hand.awaits.get(replica_id, 0) for hand in self._fresh()], 0)
 
     def silent(self, replica_id: str, for_s: float) -> int:
         """As each hand counted them with the running configuration's `hang_s`."""
-        return sum(hand.silent.get(replica_id, 0) for hand in self._fresh())
+        return sum([hand.silent.get(replica_id, 0) for hand in self._fresh()], 0)
 
     def _fresh(self) -> list[HandLink]:
         now = time.monotonic()
@@ -372,7 +372,7 @@ class Hub(Proxy):
         if self.taught_at is None or state["at"] - self.taught_at > TEACH_S:
             self.taught_at = state["at"]
             self.tell_all([To.LEARNT, learnt(self.core.balancer.dispatcher)])
-        self.door.receiving_bytes = sum(h.state.get("receiving_bytes", 0) for h in self.hands)
+        self.door.receiving_bytes = sum([h.state.get("receiving_bytes", 0) for h in self.hands], 0)
 
     def _made(self, hand: HandLink, message: Message) -> None:
         self.made(message[1], message[2])

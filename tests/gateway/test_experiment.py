@@ -292,12 +292,16 @@ def test_the_core_of_several_processes_knows_which_requests_are_late() -> None:
     given = Assignment(1, 0, 0, 7, None, True)
     waits = Request("1.a", received_at=100.0, ttft_deadline=101.0)
     link: Any = None
-    remotes = {
-        "waits": Remote(link, "waits", waits, TITLE, assignment=given),
-        "begun": Remote(link, "begun", waits, TITLE, assignment=given, begun=True),
-        "apart": Remote(link, "apart", waits, TITLE),
-        "whole": Remote(link, "whole", replace(waits, streams=False), TITLE, assignment=given),
+    asked = {
+        "waits": (waits, given, False),
+        "begun": (waits, given, True),
+        "apart": (waits, None, False),
+        "whole": (replace(waits, streams=False), given, False),
     }
+    remotes = {}
+    for id, (request, assignment, begun) in asked.items():
+        remote = remotes[id] = Remote(link, id, request, TITLE)
+        remote.assignment, remote.begun = assignment, begun
     core: Any = SimpleNamespace(hands=[SimpleNamespace(open=remotes)])
     assert list(Hub.late_requests(core, 100.5)) == []
     assert list(Hub.late_requests(core, 103.0)) == [(given, 3.0)]
