@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.link import Link
 from tests.gateway.running import until
@@ -79,3 +83,19 @@ async def test_a_link_that_is_closed_delivers_and_may_be_left_after_that(ends: t
     assert core.heard == [[1, "told"]]
     hand.link.leave()  # it is closing or closed: nothing is left to do
     await until(lambda: not hand.link.alive)
+
+
+@given(cuts=st.lists(st.integers(1, 400), min_size=1, max_size=40))
+def test_messages_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> None:
+    sent = [[1, "a"], [2, "b" * 300], [3, list(range(50))], [4, None], [5, {"c": "d" * 700}]]
+    frames = [sent[:2], sent[2:3], [], sent[3:]]
+    wire = b"".join(
+        [len(frame).to_bytes(4, "little") + frame for frame in [orjson.dumps(messages) for messages in frames]]
+    )
+    end, at = End(), 0
+    for size in itertools.cycle(cuts):
+        if at >= len(wire):
+            break
+        end.link.data_received(wire[at : at + size])
+        at += size
+    assert end.heard == sent
