@@ -35,6 +35,31 @@ def wait_for(condition: Callable[[], Any], what: str, within_s: float = 120.0) -
     raise AssertionError(f"not within {within_s:g} s: {what}")
 
 
+def comes_to(expected: float, read: Callable[[], float | None], what: str, within_s: float = 120.0) -> None:
+    """Waits until `read` answers that. Raises AssertionError naming `what`, and what it answered last."""
+    said: list[float | None] = []
+
+    def reached() -> bool:
+        said[:] = [read()]
+        return said == [expected]
+
+    try:
+        wait_for(reached, what, within_s)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {said[0]}, not {expected}") from None
+
+
+def told(url: str) -> httpx.Response:
+    """What the control plane says there, once one is asked who has a core."""
+
+    def answered() -> httpx.Response | None:
+        answer = httpx.get(url, timeout=30, verify=PLAIN)
+        return None if answer.status_code == 503 else answer
+
+    answer: httpx.Response = wait_for(answered, f"an answer at {url}")
+    return answer
+
+
 COUNTERS = (
     "forebay_replica_in_flight",
     "forebay_replica_prefill_backlog_tokens",
@@ -102,8 +127,7 @@ def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def metric(url: str, name: str, **labels: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=30, verify=PLAIN).text
-    return sum(v for n, have, v in samples(text) if n == name and labels.items() <= have.items())
+    return sum(v for n, have, v in samples(told(f"{url}/metrics").text) if n == name and labels.items() <= have.items())
 
 
 @dataclass

@@ -288,6 +288,7 @@ async def test_a_request_whose_first_token_is_overdue_is_seen_by_guard_rails_whi
         assert trial.overdue.rows == {}
 
 
+@pytest.mark.plain
 def test_the_core_of_several_processes_knows_which_requests_are_late() -> None:
     given = Assignment(1, 0, 0, 7, None, True)
     waits = Request("1.a", received_at=100.0, ttft_deadline=101.0)

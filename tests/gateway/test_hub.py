@@ -16,6 +16,7 @@ from policies.model import Outcome, Request
 from tests.gateway.running import until
 
 
+@pytest.mark.plain
 async def test_requests_are_lost_with_the_process_that_carried_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "LOST_AFTER_S", 0.001)
     process = subprocess.Popen(["sleep", "1000"])  # noqa: ASYNC220 (it starts at once)
@@ -46,6 +47,7 @@ async def test_requests_are_lost_with_the_process_that_carried_them(monkeypatch:
     assert core.lost_hands == 1
 
 
+@pytest.mark.plain
 async def test_a_hand_that_called_again_has_lost_nothing() -> None:
     core: Any = SimpleNamespace(hands=set(), lost_hands=0)
     before, again = HandLink(1), HandLink(2)

@@ -20,7 +20,22 @@ import pytest
 from gateway.config import Config
 from gateway.supervisor import Supervisor
 from gateway.tenants import digest
-from tests.serving import CHAT, PLAIN, Gateway, Stream, begun, chat, gateway, post, quiet, samples, seen, wait_for
+from tests.serving import (
+    CHAT,
+    PLAIN,
+    Gateway,
+    Stream,
+    begun,
+    chat,
+    comes_to,
+    gateway,
+    post,
+    quiet,
+    samples,
+    seen,
+    told,
+    wait_for,
+)
 from tests.simulated import Simulated
 
 # `answer_s`: a core that is only slow on a busy machine must not be taken for one that hangs
@@ -67,7 +82,7 @@ def alive(pid: int) -> bool:
 
 
 def processes(front: Gateway) -> dict[str, Any]:
-    known: dict[str, Any] = httpx.get(f"{front.url}/admin/workers", timeout=30, verify=PLAIN).json()
+    known: dict[str, Any] = told(f"{front.url}/admin/workers").json()
     return known
 
 
@@ -94,7 +109,7 @@ def test_both_hands_serve_and_the_core_counts_for_the_whole_host(front: Gateway)
     before = front.metric("forebay_requests_total", outcome="success")
     for _ in range(12):
         assert answers(front).status_code == 200
-    wait_for(lambda: front.metric("forebay_requests_total", outcome="success") == before + 12, "all are counted")
+    comes_to(before + 12, lambda: front.metric("forebay_requests_total", outcome="success"), "all are counted")
     assert len(hands_of(front)) == 2
     assert httpx.get(f"{front.url}/v1/models", headers=BIG, verify=PLAIN).json()["data"][0]["id"] == "tiny"
     wait_for(lambda: quiet(front), "nothing is left")
@@ -130,10 +145,8 @@ def test_a_killed_hand_takes_only_its_own_streams_with_it(front: Gateway) -> Non
     whole = [one for one in ended if one.done]
     broken = [one for one in ended if one.broken and not one.done]
     assert len(whole) + len(broken) == 8
-    counted = wait_for(
-        lambda: front.metric("forebay_requests_total", reason="worker_lost") - lost == len(broken), "they are counted"
-    )
-    assert counted
+    gone = lost + len(broken)
+    comes_to(gone, lambda: front.metric("forebay_requests_total", reason="worker_lost"), "they are counted")
     wait_for(lambda: len(set(hands_of(front))) == 2, "another hand is there")
     wait_for(lambda: quiet(front), "their charges are given back")
     assert all(answers(front).status_code == 200 for _ in range(8))
@@ -147,7 +160,7 @@ def test_a_killed_core_costs_no_stream_and_its_ledger_is_rebuilt(front: Gateway)
         os.kill(core, signal.SIGKILL)
         meanwhile = [answers(front).status_code for _ in range(5)]
         assert meanwhile == [200] * 5
-        wait_for(lambda: seen(front, "forebay_replica_in_flight") == 6, "the new core knows what is open")
+        comes_to(6, lambda: seen(front, "forebay_replica_in_flight"), "the new core knows what is open")
         for _, events in streams:
             assert all(b"choices" in event for event in islice(events, 3)), "they go on"
     assert core_of(front) != core
@@ -184,7 +197,7 @@ def test_a_core_that_follows_goes_on_with_the_speeds_that_the_one_before_had_lea
 
 
 def test_a_core_that_hangs_counts_as_dead_until_it_moves_again(front: Gateway) -> None:
-    core = core_of(front)
+    core, before = core_of(front), front.metric("forebay_requests_total", outcome="success")
     with ExitStack() as stack:
         streams = begun(stack, front, 4, **BIG)
         os.kill(core, signal.SIGSTOP)
@@ -196,8 +209,16 @@ def test_a_core_that_hangs_counts_as_dead_until_it_moves_again(front: Gateway) -
         assert "fallback" in {one.headers["x-forebay-reason"] for one in alone}
         ended = finish(streams)
     assert [one.done for one in ended] == [True] * 4
-    wait_for(lambda: answers(front).headers["x-forebay-reason"] != "fallback", "the core decides again")
+    asked: list[httpx.Response] = []
+
+    def decided() -> bool:
+        asked.append(answers(front))
+        return asked[-1].headers["x-forebay-reason"] != "fallback"
+
+    wait_for(decided, "the core decides again")
     wait_for(lambda: quiet(front), "nothing is charged twice or left")
+    whole = before + 10 + len(asked)
+    comes_to(whole, lambda: front.metric("forebay_requests_total", outcome="success"), "both hands told theirs")
 
 
 def test_what_ends_while_the_core_hangs_is_counted_once_it_moves_again(front: Gateway) -> None:
@@ -213,10 +234,7 @@ def test_what_ends_while_the_core_hangs_is_counted_once_it_moves_again(front: Ga
             assert [one.result().status_code for one in asked] == [200] * 60
         finally:
             os.kill(core, signal.SIGCONT)
-    wait_for(lambda: seen(front, "forebay_requests_total") is not None, "the core answers again")
-    wait_for(
-        lambda: front.metric("forebay_requests_total", outcome="success") == before + 64, "each is counted, and once"
-    )
+    comes_to(before + 64, lambda: front.metric("forebay_requests_total", outcome="success"), "each is counted, once")
     wait_for(lambda: quiet(front), "nothing is charged twice or left")
 
 
