@@ -136,7 +136,7 @@ class Price:
 
     def strained(self, wait_s: float, most_s: float, now: float) -> bool:
         """Whether anybody was lately, or will be: what is held takes `wait_s`, and a request may be for `most_s`."""
-        return now - self._strained_at <= RECENT_S or wait_s > LONG * most_s
+        return now - self._strained_at <= RECENT_S or wait_s > LONG * max(0.0, most_s)
 
     def refused_late(self) -> None:
         self.factor = max(LOWEST, self.factor * (1.0 - STEP))

@@ -52,6 +52,7 @@ def test_nor_where_nobody_is_held_for_long_whatever_is_believed_of_speeds() -> N
     assert not price.active
     assert not price.strained(2.5, 10.0, 47.7)  # what is held takes a quarter of the time
     assert price.strained(2.6, 10.0, 47.7)
+    assert not price.strained(0.0, -1.0, 47.7), "who could not be in time anywhere shows nothing"
 
 
 def test_under_overload_the_costly_are_refused_and_the_rest_fits() -> None:
