@@ -7,6 +7,7 @@ what comes, and is back when the network is. The same with packets really droppe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ import httpx
 import pytest
 
 from tests.gateway.shared.pair import Server
-from tests.serving import Gateway, begun, chat, gateway, post, quiet, wait_for
+from tests.serving import Gateway, begun, chat, gateway, metric, post, quiet, wait_for
 from tests.simulated import simulated
 from tests.valve import Valve, valve
 
@@ -26,6 +27,8 @@ CONFIG = """
 [redis]
 url = "redis://127.0.0.1:{port}/0"
 call_s = {limit_s}
+[journal]
+path = "{journal}"
 [scrape]
 interval_s = 0.2
 timeout_s = 2.0
@@ -50,6 +53,20 @@ class Pair:
     whole: Gateway
     cut: Gateway
     valves: list[Valve]
+    replicas: list[str]
+    journals: list[Path]
+
+    def attempts(self) -> int:
+        """Of all requests in both journals: how often one was sent to a replica."""
+        lines = [line for path in self.journals for line in path.read_bytes().splitlines()]
+        return sum(len(json.loads(line)["attempts"]) for line in lines)
+
+    def generated(self) -> float:
+        """Answers that the replicas ran to their end."""
+        ends = ("length", "stop")
+        return sum(
+            metric(url, "vllm:request_success_total", finished_reason=end) for url in self.replicas for end in ends
+        )
 
 
 @pytest.fixture
@@ -62,14 +79,15 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         ports = [urlsplit(url).port or 0 for url in fleet.urls]
         valves = [stack.enter_context(valve(port)) for port in (redis.port, *ports)]
         behind = [f"http://127.0.0.1:{v.port}" for v in valves[1:]]
-        whole = stack.enter_context(
-            gateway(fleet.urls, tmp_path, config=CONFIG.format(port=redis.port, limit_s=WHOLE_S))
-        )
-        cut = stack.enter_context(gateway(behind, tmp_path, config=CONFIG.format(port=valves[0].port, limit_s=CUT_S)))
+        journals = [tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"]
+        beside = CONFIG.format(port=redis.port, limit_s=WHOLE_S, journal=journals[0])
+        whole = stack.enter_context(gateway(fleet.urls, tmp_path, config=beside))
+        through = CONFIG.format(port=valves[0].port, limit_s=CUT_S, journal=journals[1])
+        cut = stack.enter_context(gateway(behind, tmp_path, config=through))
         for one in (whole, cut):
             wait_for(lambda one=one: one.metric("forebay_replica_available") == 2, "both replicas are in")
             wait_for(lambda one=one: one.metric("forebay_shared_peers") == 1, "they know each other")
-        yield Pair(whole, cut, valves)
+        yield Pair(whole, cut, valves, fleet.urls, journals)
 
 
 def one(front: Gateway, i: int) -> int:
@@ -84,6 +102,7 @@ def ended(front: Gateway) -> float:
 def test_a_gateway_that_is_cut_off_loses_and_doubles_nothing_and_comes_back(pair: Pair) -> None:
     whole, cut = pair.whole, pair.cut
     before = {front.url: ended(front) for front in (whole, cut)}
+    ran = pair.generated()
     with ExitStack() as stack, ThreadPoolExecutor(16) as pool:
         there, here = begun(stack, whole, 3, max_tokens=600), begun(stack, cut, 3, max_tokens=600)
         for v in pair.valves:
@@ -116,3 +135,6 @@ def test_a_gateway_that_is_cut_off_loses_and_doubles_nothing_and_comes_back(pair
         counted = asked[front.url]
         wait_for(lambda f=front, n=counted: ended(f) - before[f.url] >= n, "each request has left its record")
         assert ended(front) - before[front.url] == counted, "and one only"
+    wait_for(lambda: sum(len(path.read_bytes().splitlines()) for path in pair.journals) == 21, "the journals are whole")
+    answered = 3 + sum(stream.done for stream, _ in here) + 6 + statuses.count(200) + 2
+    assert answered <= pair.generated() - ran <= pair.attempts(), "no answer was computed that nobody had asked for"
