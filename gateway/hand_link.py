@@ -95,5 +95,13 @@ class Remote:
         self.last, self.held = Dispatch(self.id, replica_id, "adopted"), False
         self.hand.prefilling[replica_id] = True
 
+    def left(self, now: float) -> None:
+        """Its hand is gone. Where that calls again, it asks again for what was not dispatched, and tells of the rest."""
+        if self.lease is not None:
+            if self.last is None:
+                self.lease.give_back(now)
+            else:
+                self.lease.settle(None, now)
+
     def refuse(self, reason: str, retry_after_s: float | None) -> None:
         self.on_decision(Shed(self.id, reason, retry_after_s))

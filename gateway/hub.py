@@ -205,8 +205,7 @@ class Hub(Proxy):
         for remote in remotes.values():
             replica_id = None if remote.last is None else remote.last.replica_id
             self.core.complete(remote.request.id, Outcome.CANCELLED, None, replica_id)
-            if remote.lease is not None:
-                remote.lease.settle(None, now)
+            remote.left(now)
         if remotes and self.server is not None:
             asyncio.get_running_loop().call_later(LOST_AFTER_S, self._lost, hand, list(remotes.values()))
 

@@ -83,6 +83,12 @@ class Lease:
         if used_tokens is not None:
             self.tenant.tokens.take(used_tokens - self.estimated_tokens, now)
 
+    def give_back(self, now: float) -> None:
+        """It waited and never ran, and may be asked for again: as if it had not come."""
+        if not self.settled:
+            self.settle(0, now)
+            self.tenant.requests.take(-1, now)
+
 
 @dataclass(slots=True)
 class Tenants:

@@ -167,6 +167,22 @@ def test_a_request_larger_than_the_burst_passes_when_the_bucket_is_full() -> Non
     assert alice.tokens.level == -4000.0
 
 
+def test_what_waited_and_is_asked_for_again_is_charged_once() -> None:
+    known = tenants()
+    alice = known.by_name["alice"]
+    for _ in range(5):  # of two at once
+        waited = known.admit(alice, 900, 0.0)
+        assert waited is not None
+        waited.give_back(0.0)
+        waited.give_back(0.0)
+    assert (alice.open, alice.requests.level, alice.tokens.level) == (0, 2.0, 1000.0)
+    ran = known.admit(alice, 900, 0.0)
+    assert ran is not None
+    ran.settle(None, 0.0)
+    ran.give_back(0.0)
+    assert (alice.open, alice.requests.level, alice.tokens.level) == (0, 1.0, 100.0)
+
+
 def test_concurrency_is_counted_until_each_lease_is_settled_once() -> None:
     who = tenants(FILE.replace("requests_per_s = 2.0", ""))
     alice = who.by_name["alice"]
