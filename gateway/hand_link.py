@@ -96,7 +96,7 @@ class Remote:
         self.hand.prefilling[replica_id] = True
 
     def left(self, now: float) -> None:
-        """Its hand is gone. Where that calls again, it asks again for what was not dispatched, and tells of the rest."""
+        """Its hand is gone. Where it calls again, it asks again for what was not dispatched, and tells of the rest."""
         if self.lease is not None:
             if self.last is None:
                 self.lease.give_back(now)
