@@ -50,12 +50,14 @@ def drive(
     seconds: float = 0,
     each: int = 0,
     stagger_us: int = 0,
+    period_us: int = 0,
 ) -> Run:
-    """One run of the load client, until `seconds` or `each` answers per connection.
+    """One run of the load client, until `seconds` or `each` answers per connection: a closed loop, or with `period_us`
+    an open one, in which each connection sends so far apart.
 
     A run in which an answer never comes is an error of its own: `answers` is then 0 and `first_error` says so.
     """
-    argv = [*client, *map(str, (port, connections, seconds, each, stagger_us, body))]
+    argv = [*client, *map(str, (port, connections, seconds, each, stagger_us, body, period_us))]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=seconds + STALLED_S)
     except subprocess.TimeoutExpired:

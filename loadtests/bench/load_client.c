@@ -1,9 +1,10 @@
 /* Load from one thread: N connections, each sending the same request again and again, one at a time.
  *
- *     load_client PORT CONNECTIONS SECONDS EACH STAGGER_US BODY_FILE
+ *     load_client PORT CONNECTIONS SECONDS EACH STAGGER_US BODY_FILE [PERIOD_US]
  *
  * Each connection starts STAGGER_US after the one before it and stops after EACH answers (0: no limit) or when SECONDS have
- * passed (0: no limit); answers under way are awaited. "########" in the body becomes a new number for each request, so
+ * passed (0: no limit); answers under way are awaited. Each sends its next request when it has an answer (a closed loop) or,
+ * with PERIOD_US, at even times that far apart (an open loop, as long as answers take less than that). "########" in the body becomes a new number for each request, so
  * that no two prompts are equal. An answer counts only if it is 200 and whole: its length, or the last chunk and, for a
  * stream, `data: [DONE]`. Prints one JSON object: answers, events (`data:` lines but [DONE]), errors with the first one in
  * words, seconds, and the 50th and 99th percentile of the latency in microseconds.
@@ -20,6 +21,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,11 +31,11 @@ typedef struct {
     int fd, over, state, stream, done, answers, matched;
     char head[8192], line[64];
     size_t head_len, line_len, left, out_at;
-    long long start_at, sent_at;
+    long long start_at, sent_at, due_at;
 } conn;
 
 static int ep, port, each, live;
-static long long deadline;
+static long long deadline, period;
 static char *request, *number_at; /* one buffer for all: a number changed under a half-sent request is still a new number */
 static size_t request_len;
 static unsigned number;
@@ -90,6 +92,7 @@ static void begin(conn *c) {
         live--;
         return;
     }
+    c->due_at = period ? c->start_at + period : 0;
     c->start_at = 0;
     if (c->fd < 0) {
         struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -143,7 +146,8 @@ static void whole(conn *c) {
     }
     latency[answers++] = (int)(now_us() - c->sent_at);
     c->answers++;
-    begin(c);
+    if (!period) begin(c);
+    else c->start_at = c->due_at > now_us() ? c->due_at : now_us();
 }
 
 static int head(conn *c) { /* 0: failed */
@@ -214,8 +218,8 @@ static void readable(conn *c) {
 static int by_size(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
 int main(int argc, char **argv) {
-    if (argc != 7) {
-        fprintf(stderr, "usage: load_client PORT CONNECTIONS SECONDS EACH STAGGER_US BODY_FILE\n");
+    if (argc != 7 && argc != 8) {
+        fprintf(stderr, "usage: load_client PORT CONNECTIONS SECONDS EACH STAGGER_US BODY_FILE [PERIOD_US]\n");
         return 2;
     }
     struct rlimit files;
@@ -227,6 +231,7 @@ int main(int argc, char **argv) {
     double seconds = atof(argv[3]);
     each = atoi(argv[4]);
     long long stagger = atoll(argv[5]);
+    period = argc == 8 ? atoll(argv[7]) : 0;
     FILE *f = fopen(argv[6], "rb");
     if (!f) {
         perror(argv[6]);
@@ -250,18 +255,31 @@ int main(int argc, char **argv) {
         all[i].start_at = start + i * stagger;
     }
     struct epoll_event ready[512];
+    int timer = -1; /* for even times the 1 ms of epoll is too coarse */
+    if (period) {
+        struct epoll_event e = {.events = EPOLLIN, .data.ptr = NULL};
+        timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+        epoll_ctl(ep, EPOLL_CTL_ADD, timer, &e);
+    }
     while (live > 0) {
-        int n = epoll_wait(ep, ready, 512, 1);
+        int n = epoll_wait(ep, ready, 512, period ? -1 : 1);
         for (int i = 0; i < n; i++) {
             conn *c = ready[i].data.ptr;
+            if (!c) continue;
             if (c->fd >= 0 && ready[i].events & EPOLLOUT) pump(c);
             if (c->fd >= 0 && ready[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(c);
         }
         long long now = now_us();
-        if (now - woken < 500) continue;
+        if (!period && now - woken < 500) continue;
         woken = now;
         for (int i = 0; i < connections; i++)
             if (!all[i].over && all[i].start_at && all[i].start_at <= now) begin(&all[i]);
+        if (!period) continue;
+        long long next = now + 10000;
+        for (int i = 0; i < connections; i++)
+            if (!all[i].over && all[i].start_at && all[i].start_at < next) next = all[i].start_at;
+        struct itimerspec at = {.it_value = {next / 1000000, next % 1000000 * 1000}};
+        timerfd_settime(timer, TFD_TIMER_ABSTIME, &at, NULL);
     }
     qsort(latency, answers, sizeof *latency, by_size);
     printf("{\"answers\": %lld, \"events\": %lld, \"errors\": %lld, \"first_error\": \"%s\", \"seconds\": %.6f, \"p50_us\": %d, \"p99_us\": %d}\n", answers, events,

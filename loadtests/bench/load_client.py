@@ -41,14 +41,25 @@ async def read_answer(reader: asyncio.StreamReader) -> int:
 
 
 async def connection(
-    port: int, start: float, deadline: float, each: int, body: bytes, numbers: itertools.count[int], tally: Tally
+    port: int,
+    start: float,
+    deadline: float,
+    each: int,
+    period_s: float,
+    body: bytes,
+    numbers: itertools.count[int],
+    tally: Tally,
 ) -> None:
-    await asyncio.sleep(max(0.0, start - time.monotonic()))
+    due = start
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
     request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     writer: asyncio.StreamWriter | None = None
     sent = 0
-    while (not each or sent < each) and time.monotonic() < deadline:
+    while not each or sent < each:
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        if time.monotonic() >= deadline:
+            break
+        due = max(due, time.monotonic()) + period_s if period_s else 0.0
         sent += 1
         begun = time.monotonic()
         try:
@@ -68,12 +79,14 @@ async def connection(
         writer.close()
 
 
-async def main(port: int, connections: int, seconds: float, each: int, stagger_us: int, body: bytes) -> None:
+async def main(
+    port: int, connections: int, seconds: float, each: int, stagger_us: int, body: bytes, period_us: int
+) -> None:
     start, tally, numbers = time.monotonic(), Tally(), itertools.count()
     deadline = start + seconds if seconds else float("inf")
     await asyncio.gather(
         *(
-            connection(port, start + i * stagger_us / 1e6, deadline, each, body, numbers, tally)
+            connection(port, start + i * stagger_us / 1e6, deadline, each, period_us / 1e6, body, numbers, tally)
             for i in range(connections)
         )
     )
@@ -92,4 +105,6 @@ async def main(port: int, connections: int, seconds: float, each: int, stagger_u
 
 if __name__ == "__main__":
     a = sys.argv
-    asyncio.run(main(int(a[1]), int(a[2]), float(a[3]), int(a[4]), int(a[5]), Path(a[6]).read_bytes()))
+    asyncio.run(
+        main(int(a[1]), int(a[2]), float(a[3]), int(a[4]), int(a[5]), Path(a[6]).read_bytes(), int([*a, "0"][7]))
+    )

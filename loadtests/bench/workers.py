@@ -22,6 +22,7 @@ from loadtests.bench.contenders import forebay
 from loadtests.bench.processes import Server, two_cores
 from loadtests.ports import free_ports
 
+OPEN = 256  # connections of the open loop
 MOST_PER_EVENT, MOST_PER_REQUEST, MOST_P99_S = 1.11, 1.5, 0.001
 
 
@@ -83,7 +84,16 @@ def distance(policy: str, workers: int, seconds: float, console: Console) -> tup
         rate = full.answers / full.seconds / 2
         time.sleep(1.1)  # workers tell once a second
         before = answers(ports[2])
-        # a connection for each request, opened in even steps: an open loop
-        load.drive(client, ports[2], body, connections=round(rate * seconds), each=1, stagger_us=int(1e6 / rate))
+        # an open loop over connections that stay, as clients with a pool have: opening one costs more than a request
+        period_us = int(OPEN * 1e6 / rate)
+        load.drive(
+            client,
+            ports[2],
+            body,
+            connections=OPEN,
+            seconds=seconds,
+            stagger_us=period_us // OPEN,
+            period_us=period_us,
+        )
         time.sleep(1.1)
         return rate, answers(ports[2]) - before
