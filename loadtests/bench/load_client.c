@@ -262,7 +262,7 @@ int main(int argc, char **argv) {
         epoll_ctl(ep, EPOLL_CTL_ADD, timer, &e);
     }
     while (live > 0) {
-        int n = epoll_wait(ep, ready, 512, period ? -1 : 1);
+        int n = epoll_wait(ep, ready, 512, period && woken ? -1 : 1);
         for (int i = 0; i < n; i++) {
             conn *c = ready[i].data.ptr;
             if (!c) continue;

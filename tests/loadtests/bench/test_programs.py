@@ -50,6 +50,17 @@ def test_a_stream_has_its_role_event_and_one_event_for_each_token(
     assert (run.answers, run.events, run.errors) == (8, 8 * 8, 0)
 
 
+def test_an_open_loop_sends_no_sooner_than_its_period_says(
+    replica_and_client: tuple[int, list[str]], tmp_path: Path
+) -> None:
+    port, client = replica_and_client
+    body = tmp_path / "body.json"
+    body.write_bytes(load.chat_body(60, turns=1, max_tokens=2, stream=False))
+    run = load.drive(client, port, body, connections=2, each=4, stagger_us=5_000, period_us=20_000)
+    assert (run.answers, run.errors) == (8, 0)
+    assert run.seconds >= 3 * 0.02 + 0.005
+
+
 def test_a_refused_connect_is_an_error_and_not_an_answer(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     body = tmp_path / "body.json"
