@@ -11,7 +11,6 @@ Conversations are told apart by session, else by a prompt that extends an earlie
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
 
 from policies.model import Request, Usage
@@ -28,10 +27,15 @@ MOST_SHARE: Final = 1.0
 
 
 class Conversation:
-    __slots__ = ("key", "open", "seen_at", "tokens", "turns", "weight")
+    """One link of the chain from the longest unseen to the last seen: an OrderedDict of as many stops everything for
+    milliseconds whenever it grows."""
+
+    __slots__ = ("key", "newer", "older", "open", "seen_at", "tokens", "turns", "weight")
 
     def __init__(self, key: str | int) -> None:
         self.key = key
+        self.older: Conversation | None = None
+        self.newer: Conversation | None = None
         self.tokens = 0.0  # context after its last turn
         self.turns = 0
         self.open = 0  # turns in progress
@@ -46,7 +50,9 @@ class WorkingSet:
         self.share = share
         self.tokens = 0.0  # expected working set
         self.think_s = 15.0  # 90 % quantile of think time, learnt
-        self._alive: OrderedDict[str | int, Conversation] = OrderedDict()  # longest unseen first
+        self._alive: dict[str | int, Conversation] = {}
+        self._oldest: Conversation | None = None  # longest unseen
+        self._newest: Conversation | None = None
         self._tails: dict[int, str | int] = {}
         self._returned = [1.0, 1.0, 1.0]  # by turns so far: 1, 2, more
         self._ended = [1.0, 1.0, 1.0]
@@ -84,11 +90,13 @@ class WorkingSet:
         key = self._key(request)
         conversation = self._alive.get(key)
         if conversation is None:
-            if len(self._alive) >= MOST:
-                self._forget(next(iter(self._alive.values())))
-            conversation = self._alive[key] = Conversation(key)  # as the youngest
+            if len(self._alive) >= MOST and self._oldest is not None:
+                self._forget(self._oldest)
+            conversation = self._alive[key] = Conversation(key)
+            self._link(conversation)
         else:
-            self._alive.move_to_end(key)
+            self._unlink(conversation)
+            self._link(conversation)
             if conversation.open == 0:
                 gap = now - conversation.seen_at
                 # quantile by stochastic approximation: up 9 parts for each late one, down 1 part for each early one
@@ -112,7 +120,8 @@ class WorkingSet:
             return
         conversation.open = max(0, conversation.open - 1)
         conversation.seen_at = now
-        self._alive.move_to_end(key)
+        self._unlink(conversation)
+        self._link(conversation)
         if usage is not None:
             prompt = float(usage.prompt_tokens or request.prompt_tokens)
             conversation.tokens = max(conversation.tokens, prompt + (usage.completion_tokens or 0))
@@ -147,20 +156,42 @@ class WorkingSet:
     def expire(self, now: float) -> None:
         """Gives up conversations that are silent for too long."""
         limit = now - PATIENCE * self.think_s
-        alive = self._alive
         for _ in range(8):  # a few per call: the sum is an expectation anyway
-            oldest = next(iter(alive.values()), None)
+            oldest = self._oldest
             if oldest is None or oldest.seen_at >= limit:
                 return
             if oldest.open:
-                alive.move_to_end(oldest.key)
+                self._unlink(oldest)
+                self._link(oldest)
                 continue
             self._ended[min(oldest.turns, 3) - 1] += 1.0
             self._evidence += 1
             self._forget(oldest)
 
+    def _link(self, conversation: Conversation) -> None:
+        """As the last seen."""
+        last = conversation.older = self._newest
+        if last is None:
+            self._oldest = conversation
+        else:
+            last.newer = conversation
+        self._newest = conversation
+
+    def _unlink(self, conversation: Conversation) -> None:
+        older, newer = conversation.older, conversation.newer
+        if older is None:
+            self._oldest = newer
+        else:
+            older.newer = newer
+        if newer is None:
+            self._newest = older
+        else:
+            newer.older = older
+        conversation.older = conversation.newer = None
+
     def _forget(self, conversation: Conversation) -> None:
         del self._alive[conversation.key]
+        self._unlink(conversation)
         self.tokens = max(0.0, self.tokens - conversation.weight) if self._alive else 0.0
         if len(self._tails) > 4 * MOST:
             self._tails.clear()

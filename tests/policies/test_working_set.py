@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from policies.model import Request, Usage
 from policies.working_set import WorkingSet
 
@@ -83,3 +86,30 @@ def test_the_share_shrinks_when_turns_find_their_context_gone() -> None:
     for _ in range(20):
         ws.reported(10_000, 9_900)
     assert 0.63 < ws.share < 0.65
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["began", "ended", "expire"]), st.integers(0, 5)), max_size=60))
+def test_conversations_stand_in_the_order_in_which_they_were_seen(steps: list[tuple[str, int]]) -> None:
+    working_set, now = WorkingSet(1.0), 0.0
+    expected: dict[str | int, int] = {}  # turns in progress, longest unseen first
+    for what, who in steps:
+        now += 10.0
+        asked = Request(f"r{now:g}", session=str(who), prompt_tokens=100)
+        if what == "began":
+            working_set.began(asked, now)
+            expected[str(who)] = expected.pop(str(who), 0) + 1
+        elif what == "ended":
+            working_set.ended(asked, None, now)
+            if str(who) in expected:
+                expected[str(who)] = max(0, expected.pop(str(who)) - 1)
+        else:
+            working_set.expire(now + 1e6)  # everybody is silent for too long, those with an open turn excepted
+            expected = {key: turns for key, turns in expected.items() if turns}
+        seen, one = [], working_set._oldest
+        while one is not None:
+            seen.append(one.key)
+            one = one.newer
+        if what == "expire":  # those with an open turn come up again later, which one first matters to nobody
+            assert set(seen) == set(expected)
+            expected = {key: expected[key] for key in seen}
+        assert seen == list(expected)
