@@ -33,7 +33,7 @@ HOT = {
     ),
     "gateway": (
         "admit answer chunks coming counted course cycle distribution door driven endpoints exchange fallback fleet "
-        "gathered hand_link headers health http1 hub link messages mirror news openai pinning placement proxy "
+        "gathered hand_link headers health http1 hub link looks messages mirror news openai pinning placement proxy "
         "pulses recent record relay remote reply request_head response_head result retry scheduler signals sse stall "
         "tally tenants timeline upstream usage wire"
     ),

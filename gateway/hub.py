@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any, TypeAlias
 
-import orjson
-
 from gateway import mirror
 from gateway.config import Config
 from gateway.errors import GatewayError
@@ -26,6 +24,7 @@ from gateway.fleet import Fleet
 from gateway.gathered import Gathered
 from gateway.hand_link import HandLink, Remote
 from gateway.link import Link
+from gateway.looks import Looks
 from gateway.messages import (
     COMPLETE,
     FIRST,
@@ -45,7 +44,6 @@ from gateway.scheduler import Scheduler
 from gateway.signals import Sign
 from gateway.tenants import Tenants
 from gateway.trial import late
-from policies.canonical import canonical_parts
 from policies.designs import Assignment
 from policies.learnt import learnt
 from policies.model import Outcome, Pulse, Request
@@ -82,6 +80,7 @@ class Hub(Proxy):
         self.number = 1  # of the configuration
         self._numbers = count(1)
         self.taught_at: float | None = None  # when the hands were told last what was learnt
+        self.looks = Looks()
         self.news = News(self.core, self.hands)
         self._fleet_dirty = False
         self.server: asyncio.Server | None = None  # where they call
@@ -206,6 +205,7 @@ class Hub(Proxy):
             replica_id = None if remote.last is None else remote.last.replica_id
             self.core.complete(remote.request.id, Outcome.CANCELLED, None, replica_id)
             remote.left(now)
+            self.looks.over(remote)
         if remotes and self.server is not None:
             asyncio.get_running_loop().call_later(LOST_AFTER_S, self._lost, hand, list(remotes.values()))
 
@@ -262,9 +262,7 @@ class Hub(Proxy):
         if self.experiment is not None:
             remote.assignment = self.experiment.assign(made, time.time())
         if self.prefixes is not None and made.chain:
-            remote.arrival = self.prefixes.arrived(made)
-            if self.prefixes.wants(remote.arrival, 0):
-                hand.link.tell([To.LOOK, id])
+            self.looks.arrived(self.prefixes, remote)
         self.core.submit(made, remote)
         if remote.last is not None:
             self.news.touched(remote.last.replica_id)
@@ -272,19 +270,10 @@ class Hub(Proxy):
             self.news.pressed()
 
     def _body(self, hand: HandLink, message: Message) -> None:
-        """A prompt that the core wanted to look into."""
         _, id, api, body = message
-        remote, prefixes = hand.open.get(id), self.prefixes
-        if (
-            remote is None
-            or prefixes is None
-            or remote.arrival is None
-            or not prefixes.wants(remote.arrival, len(body))
-        ):
-            return
-        document, made = orjson.loads(body.encode("latin-1")), remote.request
-        parts = canonical_parts(api, document, model=made.model, adapter=made.adapter)
-        remote.looked = prefixes.look(api, document, parts, made, remote.arrival)
+        remote = hand.open.get(id)
+        if remote is not None:
+            self.looks.came(self.prefixes, remote, api, body)
 
     def _first(self, hand: HandLink, message: Message) -> None:
         remote = hand.open.get(message[1])
@@ -314,6 +303,7 @@ class Hub(Proxy):
         remote = hand.open.pop(id, None)
         if remote is None:
             return
+        self.looks.over(remote)
         said = usage(told)
         self.core.complete(remote.request.id, outcome(ended), said, replica_id)
         if replica_id is not None:

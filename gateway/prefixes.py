@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gateway.openai import Call
 
 MOST_WAITING = 256
+AHEAD = 4  # prompts that wait here while others are still sent for
 MOST_WAITING_BYTES = 8 << 20
 BURST_CPU_S, BURST_SHARE = 3.0, 0.15  # after quiet times, and at the start: so much CPU may be spent so fast
 MOST_BODY_BYTES = 1 << 20
@@ -109,6 +110,11 @@ class Prefixes(Collector):
             self.passed_over += 1
             return False
         return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether what it has will take the budget's time: not worth sending a body for."""
+        return len(self._waiting) >= AHEAD
 
     def look(
         self, api: str, document: Mapping[str, Any], parts: list[bytes], request: Request, arrival: Arrival

@@ -225,7 +225,7 @@ def workers_command(
     p50, p99 = far.took.quantile(0.5) * 1e3, far.took.quantile(0.99) * 1e3
     near = far.took.quantile(0.99) <= several.MOST_P99_S
     console.print(
-        f"decision of the core at {far.rate:.0f} requests/s (half load; a closed loop carries {far.full:.0f}): median up "
+        f"decision of the core at {far.rate:.0f} requests/s (half load; {far.full:.0f} in a closed loop): median up "
         f"to {p50:g} ms, p99 up to {p99:g} ms (bar {several.MOST_P99_S * 1e3:g} ms) "
         f"{'[green]met' if near else '[red]missed'}"
     )
