@@ -25,6 +25,9 @@ from loadtests.bench.processes import Server, two_cores
 from loadtests.ports import free_ports
 
 OPEN = 256  # connections of the open loop
+STEP = 1 / (
+    15 + (1 + 5**0.5) / 2
+)  # of a period, between two connections that open: what they send is spread evenly then
 MOST_PER_EVENT, MOST_PER_REQUEST, MOST_P99_S = 1.11, 1.5, 0.001
 
 
@@ -95,16 +98,18 @@ def distance(policy: str, workers: int, seconds: float, console: Console) -> Dis
         body.write_bytes(load.chat_body(60, turns=1, max_tokens=2, stream=False))
 
         def loaded(rate: float) -> tuple[load.Run, float]:
-            """An open loop over connections that stay, as clients with a pool have; and the CPU it took, in cores."""
+            """An open loop over connections that stay, as clients with a pool have, and that are opened one by one in
+            the first fifteen periods; and the CPU it took, in cores."""
             period_us = int(OPEN * 1e6 / rate) if rate else 0
+            step_us = int(period_us * STEP)
             before = server.cpu_s()
             run = load.drive(
                 client,
                 ports[2],
                 body,
                 connections=OPEN if rate else 32,
-                seconds=seconds,
-                stagger_us=period_us // OPEN,
+                seconds=seconds + OPEN * step_us / 1e6,
+                stagger_us=step_us,
                 period_us=period_us,
             )
             return run, (server.cpu_s() - before) / run.seconds
