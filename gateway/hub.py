@@ -61,7 +61,7 @@ Before: TypeAlias = tuple[int, Mapping[str, Any], mirror.View, Mapping[str, Any]
 class Hub(Proxy):
     """Owner of the hands' links."""
 
-    def __init__(
+    def __init__(  # as its base's: handed on as *args, mypyc mixes them up
         self,
         scheduler: Scheduler,
         fleet: Fleet,
