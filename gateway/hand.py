@@ -24,7 +24,7 @@ from gateway.hand_live import Viewers
 from gateway.lag import LoopLag
 from gateway.link import Link
 from gateway.lost_cancel import told_to_end
-from gateway.messages import Message, To
+from gateway.messages import ABORT, DISPATCH, Message, To
 from gateway.mirror import Mirror
 from gateway.prefixes import MOST_BODY_BYTES
 from gateway.proxy import Proxy
@@ -189,7 +189,7 @@ class Hand:
 
     def _heard(self, message: Message) -> None:
         kind = message[0]
-        if To.DISPATCH <= kind <= To.ABORT:
+        if DISPATCH <= kind <= ABORT:
             self.scheduler.heard(message)
         elif kind == To.PRESSED:
             self.scheduler.pressed = message[1]

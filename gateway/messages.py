@@ -51,8 +51,8 @@ class To(IntEnum):
     LAG = 30  # smoothed lag of the core's loop
     METER = 31  # replica, tokens per event
     LOOK = 32  # id: its body, please, while it is still there
-    PRESSED = 34  # whether requests are held
     LEARNT = 33  # what the core has learnt, for the one after it
+    PRESSED = 34  # whether requests are held
 
 
 # of the enumeration, as the compiler knows them
@@ -74,6 +74,13 @@ def outcome(value: str) -> Outcome:
 def title(record: RequestRecord) -> Message:
     """What a request is called where the core writes of it."""
     return [record.request_id, record.received_unix, record.endpoint, record.kind]
+
+
+def _called(title: Message, received_at: float) -> RequestRecord:
+    id, received_unix, endpoint, kind = title
+    made = RequestRecord(id, received_at)
+    made.received_unix, made.endpoint, made.kind = received_unix, endpoint, kind
+    return made
 
 
 def of_request(r: Request) -> Message:
@@ -100,9 +107,7 @@ def request(id: str, values: Message) -> Request:
 
 def titled(values: Message, request: Request) -> RequestRecord:
     """The beginnings of a record: what the core knows of a request that a hand has."""
-    id, received_unix, endpoint, kind = values
-    made = RequestRecord(id, request.received_at)
-    made.received_unix, made.endpoint, made.kind = received_unix, endpoint, kind
+    made = _called(values, request.received_at)
     made.model, made.adapter, made.arm = request.model, request.adapter, request.arm
     made.tenant, made.session = request.tenant, request.session
     made.service_class, made.streams = request.service_class, request.streams
@@ -203,9 +208,8 @@ def known_record(values: Message, made: RequestRecord, last: Dispatch | None) ->
 
 def unknown_record(values: Message) -> RequestRecord:
     """Of a request that the core never had: `of_record` told it whole."""
-    (id, received_unix, endpoint, kind), own = values[-1]
-    made = RequestRecord(id, own[0])
-    made.received_unix, made.endpoint, made.kind = received_unix, endpoint, kind
+    called, own = values[-1]
+    made = _called(called, own[0])
     (
         _, made.model, made.adapter, made.tenant, made.session, made.service_class, made.arm, made.streams,
         made.prompt_bytes, chain, made.choice_reason,

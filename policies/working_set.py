@@ -95,8 +95,7 @@ class WorkingSet:
             conversation = self._alive[key] = Conversation(key)
             self._link(conversation)
         else:
-            self._unlink(conversation)
-            self._link(conversation)
+            self._just_seen(conversation)
             if conversation.open == 0:
                 gap = now - conversation.seen_at
                 # quantile by stochastic approximation: up 9 parts for each late one, down 1 part for each early one
@@ -120,8 +119,7 @@ class WorkingSet:
             return
         conversation.open = max(0, conversation.open - 1)
         conversation.seen_at = now
-        self._unlink(conversation)
-        self._link(conversation)
+        self._just_seen(conversation)
         if usage is not None:
             prompt = float(usage.prompt_tokens or request.prompt_tokens)
             conversation.tokens = max(conversation.tokens, prompt + (usage.completion_tokens or 0))
@@ -161,12 +159,15 @@ class WorkingSet:
             if oldest is None or oldest.seen_at >= limit:
                 return
             if oldest.open:
-                self._unlink(oldest)
-                self._link(oldest)
+                self._just_seen(oldest)
                 continue
             self._ended[min(oldest.turns, 3) - 1] += 1.0
             self._evidence += 1
             self._forget(oldest)
+
+    def _just_seen(self, conversation: Conversation) -> None:
+        self._unlink(conversation)
+        self._link(conversation)
 
     def _link(self, conversation: Conversation) -> None:
         """As the last seen."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from loadtests import cli, demo, results
 from loadtests.compare import parse_arm
@@ -92,14 +92,19 @@ async def test_without_cached_tokens_the_state_is_unproven_not_proven() -> None:
     assert (proof["proven"], proof["cached_tokens"]) == (False, [None])
 
 
+async def compared(one: str, two: str, folder: Path) -> Result:
+    """`forebay compare` of two servers, two blocks of a second."""
+    arguments = [
+        "compare", "--arm", f"one={one}", "--arm", f"two={two}", "--workload", "unique", "--window", "1",
+        "--drain", "120", "--objective", "ttft=120s,tpot=120s", "--seeds", "2", "--no-noise-floor",
+        "--out", str(folder),
+    ]  # fmt: skip
+    return await asyncio.to_thread(CliRunner().invoke, cli.build(["compare"]), arguments)
+
+
 async def test_two_servers_by_url(tmp_path: Path) -> None:
     async with scripted(Cache().serve) as one, scripted(Cache().serve) as two:
-        arguments = [
-            "compare", "--arm", f"one={one.url}", "--arm", f"two={two.url}", "--workload", "unique", "--window", "1",
-            "--drain", "120", "--objective", "ttft=120s,tpot=120s", "--seeds", "2", "--no-noise-floor",
-            "--out", str(tmp_path),
-        ]  # fmt: skip
-        result = await asyncio.to_thread(CliRunner().invoke, cli.build(["compare"]), arguments)
+        result = await compared(one.url, two.url, tmp_path)
     summary = results.read(tmp_path)
     assert [(run["policy"], run["seed"]) for run in summary["runs"]] == [
         ("one", 0), ("two", 0), ("two", 1), ("one", 1),
@@ -125,12 +130,7 @@ async def test_runs_that_ended_are_kept_when_a_later_one_cannot_start(tmp_path: 
             await caches.serve(call)
 
     async with scripted(Cache().serve) as one, scripted(fails_in_its_second_block) as two:
-        arguments = [
-            "compare", "--arm", f"one={one.url}", "--arm", f"two={two.url}", "--workload", "unique", "--window", "1",
-            "--drain", "120", "--objective", "ttft=120s,tpot=120s", "--seeds", "2", "--no-noise-floor",
-            "--out", str(tmp_path),
-        ]  # fmt: skip
-        result = await asyncio.to_thread(CliRunner().invoke, cli.build(["compare"]), arguments)
+        result = await compared(one.url, two.url, tmp_path)
     assert result.exit_code == 1
     assert "the canary was answered 503" in result.stderr
     assert "cut short: the 2 runs that ended are in" in result.output
