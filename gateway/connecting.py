@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from typing import Any
 
 from gateway.http1 import Break, UpstreamConnection
@@ -15,11 +14,12 @@ RECEIVE_BUFFER_BYTES = 64 * 1024
 
 
 class ConnectError(Exception):
-    """No connection to the replica; `kind` is refused or connect_timeout."""
+    """No connection to the replica; `kind` is refused, reset or connect_timeout, `cause` what the system says."""
 
-    def __init__(self, kind: Break, detail: str) -> None:
+    def __init__(self, kind: Break, detail: str, cause: OSError | None = None) -> None:
         super().__init__(detail)
         self.kind = kind
+        self.cause = cause
 
 
 async def connect(pool: Pool) -> UpstreamConnection:
@@ -38,10 +38,10 @@ async def connect(pool: Pool) -> UpstreamConnection:
             )
     except TimeoutError:
         pool.failed()
-        raise ConnectError(Break.CONNECT_TIMEOUT, f"no connection within {pool.connect_timeout_s:g} s") from None
-    except (OSError, ssl.SSLError) as e:
+        raise ConnectError(Break.CONNECT_TIMEOUT, "no connection within its time") from None
+    except OSError as e:  # of TLS too
         pool.failed()
-        raise ConnectError(Break.REFUSED, str(e)) from None
+        raise ConnectError(Break.REFUSED, str(e), e) from None
     if connection.closed:
         pool.failed()
         raise ConnectError(Break.RESET, "it was closed as soon as it was open")

@@ -7,36 +7,33 @@ replica is asked for it.
 
 from __future__ import annotations
 
-import ssl
-
-import httpx
 import orjson
 
+from gateway.fetch import Fetcher, FetchError, FetchTimeoutError
 from gateway.replica import Replica
-from gateway.scrape import fetch
 from gateway.signals import Sign
 
 
-async def health(http: httpx.AsyncClient, replica: Replica, timeout_s: float) -> Sign | None:
+async def health(replica: Fetcher, timeout_s: float) -> Sign | None:
     try:
-        status, _ = await fetch(http, f"{replica.url}/health", timeout_s)
-    except httpx.HTTPError as e:
-        return _transport(e)
+        status, _ = await replica.fetch("/health", timeout_s)
+    except FetchError as e:
+        return e.sign
     if status == 503:
         return Sign.ENGINE_DEAD
     return None if 200 <= status < 300 else Sign.PROBE_FAILED
 
 
-async def token(http: httpx.AsyncClient, replica: Replica, timeout_s: float) -> Sign | None:
+async def token(asked: Fetcher, replica: Replica, timeout_s: float) -> Sign | None:
     """One token of any base model. A replica that cannot generate answers 4xx, which is good enough: it answers."""
     model = min(replica.base_models, default="")
     body = {"model": model, "prompt": "1", "max_tokens": 1}
     try:
-        status, content = await fetch(http, f"{replica.url}/v1/completions", timeout_s, body)
-    except httpx.TimeoutException:
+        status, content = await asked.fetch("/v1/completions", timeout_s, body)
+    except FetchTimeoutError:
         return Sign.FIRST_EVENT_TIMEOUT
-    except httpx.HTTPError as e:
-        return _transport(e)
+    except FetchError as e:
+        return e.sign
     if status == 503:
         return None if b"EngineDead" not in content else Sign.ENGINE_DEAD  # its queue limit: busy, so alive
     if status >= 500:
@@ -50,12 +47,3 @@ def _aborted(content: bytes) -> bool:
         return any(choice.get("finish_reason") == "abort" for choice in choices)
     except (orjson.JSONDecodeError, AttributeError, TypeError):
         return False
-
-
-def _transport(error: httpx.HTTPError) -> Sign:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLError):
-            return Sign.TLS
-        cause = cause.__cause__ or cause.__context__
-    return Sign.REFUSED if isinstance(error, httpx.ConnectError) else Sign.PROBE_FAILED

@@ -33,7 +33,7 @@ class Pool:
         self,
         url: str,
         *,
-        connect_timeout_s: float = 2.0,
+        connect_timeout_s: float | None = 2.0,  # None: whoever asks has a bound of his own
         idle_s: float = 3.5,
         ca_file: str | None = None,
         key: str | None = None,

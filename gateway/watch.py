@@ -15,9 +15,8 @@ import random
 import time
 from collections.abc import Callable
 
-import httpx
-
 from gateway import probe, scrape
+from gateway.fetch import Fetcher
 from gateway.fleet import Fleet
 from gateway.lost_cancel import told_to_end
 from gateway.replica import Replica
@@ -28,7 +27,7 @@ log = logging.getLogger("forebay.fleet")
 
 
 class Watch:
-    """Owner of the loops and of the clients they use. `sync` starts and stops them to match the fleet."""
+    """Owner of the loops and of the connections they use. `sync` starts and stops them to match the fleet."""
 
     def __init__(
         self,
@@ -85,16 +84,17 @@ class Watch:
             async with self._turn:
                 await asyncio.sleep(APART_S)
         look = asyncio.Event()  # a scrape failed after one that did not: the next probe is due now
-        async with scrape.client(replica) as http, asyncio.TaskGroup() as loops:
-            loops.create_task(self._probe_loop(replica, http, look))
-            loops.create_task(self._scrape_loop(replica, http, look))
+        with contextlib.closing(Fetcher(replica)) as asked:
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._probe_loop(replica, asked, look))
+                loops.create_task(self._scrape_loop(replica, asked, look))
 
-    async def _probe_loop(self, replica: Replica, http: httpx.AsyncClient, look: asyncio.Event) -> None:
+    async def _probe_loop(self, replica: Replica, asked: Fetcher, look: asyncio.Event) -> None:
         while not told_to_end():
             s = self._health
-            failure = await probe.health(http, replica, s.probe_timeout_s)
+            failure = await probe.health(asked, s.probe_timeout_s)
             if failure is None and self._there(replica) and self._models_due(replica):
-                await self._learn(replica, http)
+                await self._learn(replica, asked)
             if not self._there(replica):
                 return
             self._said(replica, "/health", None if failure is None else failure.value)
@@ -104,7 +104,7 @@ class Watch:
             if self._probed >= self._tasks.keys():
                 self.settled.set()
             if self._fleet.health.wants_canary(replica.id, self._clock()):
-                failure = await probe.token(http, replica, s.canary_timeout_s)
+                failure = await probe.token(asked, replica, s.canary_timeout_s)
                 if self._there(replica):
                     self._fleet.canaried(replica.id, failure)
             with contextlib.suppress(TimeoutError):
@@ -112,12 +112,12 @@ class Watch:
                     await look.wait()
             look.clear()
 
-    async def _scrape_loop(self, replica: Replica, http: httpx.AsyncClient, look: asyncio.Event) -> None:
+    async def _scrape_loop(self, replica: Replica, asked: Fetcher, look: asyncio.Event) -> None:
         while not told_to_end():
             s = self._scraping
-            asked = replica.url
+            url = replica.url
             try:
-                values, trouble = await scrape.metrics(http, replica, s.timeout_s, self._clock), None
+                values, trouble = await scrape.metrics(asked, replica.id, s.timeout_s, self._clock), None
             except scrape.ReadError as e:
                 values, trouble = None, str(e)
             if not self._there(replica):
@@ -125,15 +125,15 @@ class Watch:
             if trouble is not None and (replica.id, "/metrics") not in self._troubles:
                 look.set()
             self._said(replica, "/metrics", trouble)
-            moved = asked != replica.url  # then these are the words of whoever is at the old address
+            moved = url != replica.url  # then these are the words of whoever is at the old address
             if values is not None and not moved and self._fleet.scraped(values):
                 log.warning("replica %s: is a new process since the last scrape; its cache is empty", replica.id)
                 self._models_read_at.pop(replica.id, None)
             await asyncio.sleep(self._interval_s(s.interval_s))
 
-    async def _learn(self, replica: Replica, http: httpx.AsyncClient) -> None:
+    async def _learn(self, replica: Replica, asked: Fetcher) -> None:
         try:
-            rows, trouble = await scrape.models(http, replica, self._scraping.timeout_s), None
+            rows, trouble = await scrape.models(asked, self._scraping.timeout_s), None
         except scrape.ReadError as e:
             rows, trouble = None, str(e)
         if not self._there(replica):

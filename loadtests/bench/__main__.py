@@ -21,7 +21,7 @@ from rich.table import Table
 
 from gateway.version import built
 from loadtests import terminal
-from loadtests.bench import cost, decisions, held
+from loadtests.bench import cost, decisions, fetching, held
 from loadtests.bench import workers as several
 from loadtests.bench.churn import churn
 from loadtests.bench.contenders import Contender, forebay, router_executable, vllm_router
@@ -296,6 +296,17 @@ def held_command(quick: Annotated[bool, typer.Option(help="300 rounds instead of
     Example: python -m loadtests.bench held --quick
     """
     raise typer.Exit(0 if held.run(quick=quick, console=console) else 1)
+
+
+@app.command("fetch")
+def fetch_command(
+    quick: Annotated[bool, typer.Option(help="3 rounds of 100 pages instead of 9 of 1,000")] = False,
+) -> None:
+    """What a page of a replica costs beside httpx; exit status 1 on a missed bar.
+
+    Example: python -m loadtests.bench fetch --quick
+    """
+    raise typer.Exit(0 if fetching.run(quick=quick, console=console) else 1)
 
 
 @app.command("experiments")

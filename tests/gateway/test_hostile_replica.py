@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-
-import httpx
 import orjson
 import pytest
 
-from gateway import scrape, usage
+from gateway import usage
 from gateway.config import Config
 from gateway.fleet import Fleet
 from gateway.replica import MOST_LEVELS, Replica
@@ -99,41 +95,3 @@ def test_a_model_described_deeper_than_json_is_written_is_listed_without_its_des
     fleet.learn("r0", rows)  # type: ignore[arg-type]
     listed = orjson.loads(fleet.models_document())["data"]
     assert listed == [{"id": "deep", "object": "model", "owned_by": "vllm"}, rows[1]]
-
-
-class Endless(httpx.AsyncByteStream):
-    """`part` for ever: at once, or never a second one."""
-
-    def __init__(self, part: bytes, stalls: bool) -> None:
-        self.part, self.stalls = part, stalls
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self.part
-        while True:
-            if self.stalls:
-                await asyncio.Event().wait()
-            yield self.part
-
-
-@pytest.mark.parametrize(("stalls", "said"), [(True, "took longer than 0.05 s"), (False, "is larger than 16777216")])
-async def test_a_page_that_never_ends_is_given_up(stalls: bool, said: str) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        assert request.headers["accept-encoding"] == "identity"
-        return httpx.Response(200, stream=Endless(b"x" * (1 << 20), stalls))
-
-    one = Replica("r0", "http://127.0.0.1:1")
-    async with scrape.client(one) as asked:
-        http = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=asked.headers)
-        with pytest.raises(scrape.ReadError, match=said):
-            await scrape.metrics(http, one, 0.05 if stalls else 60.0, lambda: 1.0)
-
-
-@pytest.mark.parametrize("charset", ["hex", "undefined", "utf-16", "nothing-known"])
-async def test_a_page_is_read_whatever_its_charset_is_called(charset: str) -> None:
-    page = b"vllm:num_requests_running 3\n\xff\xfe"
-    kind = {"content-type": f"text/plain; charset={charset}"}
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, headers=kind, stream=httpx.ByteStream(page)))
-    values = await scrape.metrics(
-        httpx.AsyncClient(transport=transport), Replica("r0", "http://127.0.0.1:1"), 60.0, lambda: 1.0
-    )
-    assert values.running == 3.0

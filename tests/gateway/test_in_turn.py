@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway import scrape
+from gateway import watch as watching
+from gateway.fetch import Fetcher
 from gateway.fleet import Fleet
 from gateway.replica import Replica
 from gateway.sections import Health, Scrape
@@ -21,15 +22,14 @@ async def test_of_a_hundred_new_replicas_a_few_are_asked_at_once_and_the_others_
 ) -> None:
     made: list[str] = []
     turns = 0
-    begin = scrape.client
 
-    def counted(replica: Replica) -> Any:
+    def counted(replica: Replica) -> Fetcher:
         made.append(replica.id)
         in_turn.append(turns)
-        return begin(replica)
+        return Fetcher(replica)
 
     in_turn: list[int] = []
-    monkeypatch.setattr(scrape, "client", counted)
+    monkeypatch.setattr(watching, "Fetcher", counted)
     fleet = Fleet(Health(), lambda _: None)
     for i in range(100):
         fleet.add(Replica(f"r{i}", "http://127.0.0.1:9"))
