@@ -16,7 +16,7 @@ from fastapi import Body, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.registry import CollectorRegistry
 
 from gateway import experiment_admin, reference
@@ -25,6 +25,7 @@ from gateway.audit import Audit
 from gateway.config import ConfigError
 from gateway.control import Control
 from gateway.gauges import Gauges
+from gateway.metrics import rendered
 from gateway.version import built
 from policies import POLICIES
 
@@ -125,7 +126,7 @@ def application(
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await rendered(registry), media_type=CONTENT_TYPE_LATEST)
 
     # -- fleet -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ as in one process, so there is one truth about the fleet however many processes 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from gateway import hands, mirror
+from gateway import collecting, hands, mirror
 from gateway.app import Gateway
 from gateway.config import Config, ConfigError, build
 from gateway.fleet import OPERATOR
@@ -104,9 +103,7 @@ async def run(core: Core, path: str, beat: Callable[[], None], leave: asyncio.Ev
     core.proxy.server = await loop.create_unix_server(lambda: cast(asyncio.Protocol, core.proxy.accept()), path)
     await core.settle()
     beat()
-    gc.collect()
-    gc.set_threshold(20_000, 20, 50)
-    gc.freeze()
+    collecting.settle()
     await leave.wait()
     await core.stop()
 

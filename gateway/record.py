@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from policies.designs import Assignment
 from policies.model import Alternative, Outcome, Prediction, Shadowed
 from policies.objectives import Objectives, Partition, Timing, tpot_s
@@ -23,6 +25,7 @@ class TokenSource(StrEnum):
     ESTIMATE = "estimate"  # from bytes, or from what the core expected to be cached
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Tokens:
     count: int | None
@@ -49,6 +52,7 @@ class Unmatched:
     requests: int = 1  # that it stands for
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Attempt:
     replica_id: str

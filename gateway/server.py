@@ -9,7 +9,6 @@ finishes what it has within the same bound, and is not told of by /ready: others
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 
 import uvicorn
 
-from gateway import wire
+from gateway import collecting, wire
 from gateway.config import Config, ConfigError
 from gateway.proxy import Proxy
 
@@ -95,9 +94,7 @@ class Server(uvicorn.Server):
         if not self.supervised:
             for unused in UNUSED:
                 loop.add_signal_handler(unused, self._not_done, unused)
-        gc.collect()
-        gc.set_threshold(20_000, 20, 50)  # a finished request leaves no cycle behind, so there is little to find
-        gc.freeze()  # what exists now stays; scanning it again and again would only delay streams
+        collecting.settle()
         if self.beats is not None:
             self.beats()
 

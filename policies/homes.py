@@ -17,6 +17,7 @@ import math
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
+from mypy_extensions import mypyc_attr
 from xxhash import xxh3_64_intdigest
 
 from policies.ring import Ring
@@ -35,6 +36,7 @@ class Placement(NamedTuple):
 NOWHERE = Placement(None)
 
 
+@mypyc_attr(acyclic=True)
 class _Heat:
     """How hard one key is used."""
 

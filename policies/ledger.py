@@ -13,7 +13,10 @@ Trade-off: engines that reorder (priorities, preemption) are seen through FCFS g
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(acyclic=True)
 class Charge:
     """One open dispatch. `prefilling` turns false at its first token or at the predicted instant."""
 

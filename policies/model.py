@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from mypy_extensions import mypyc_attr
+
 from policies.request import Request as Request
 from policies.request import Shadowed as Shadowed
 from policies.view import Choice as Choice
@@ -51,6 +53,7 @@ class ServiceClass:
     engine_priority: int | None = None  # forwarded to replicas that schedule by priority; lower goes first
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Usage:
     prompt_tokens: int | None
@@ -84,6 +87,7 @@ class Pulse:
 # -- decisions ---------------------------------------------------------------------------------------------------
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Prediction:
     """What the core believed when it dispatched; compared later with what happened."""
@@ -109,6 +113,7 @@ class Prediction:
         self.scraped_age_s = scraped_age_s
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Alternative:
     replica_id: str
@@ -127,6 +132,7 @@ class Alternative:
         self.scraped_age_s = scraped_age_s
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Dispatch:
     request_id: str
@@ -150,6 +156,7 @@ class Dispatch:
         self.alternatives = alternatives
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Hold:
     request_id: str
@@ -164,6 +171,7 @@ class Hold:
         self.until = until
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, frozen=True)
 class Shed:
     request_id: str
@@ -291,6 +299,7 @@ FleetEvent: TypeAlias = Added | Removed | Draining | Ejected | Returned | Restar
 # -- events that only policies receive (RoutingPolicy.observe) -----------------------------------------------------
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Dispatched:
     request: Request
@@ -301,6 +310,7 @@ class Dispatched:
         self.replica_id = replica_id
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class FirstToken:
     request: Request
@@ -315,6 +325,7 @@ class FirstToken:
         self.predicted_ttft_s = predicted_ttft_s
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Completed:
     request: Request

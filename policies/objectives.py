@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mypy_extensions import mypyc_attr
+
 
 class Partition(StrEnum):
     """Exactly one for every request of a cohort; the names sum to the number offered."""
@@ -33,6 +35,7 @@ class Partition(StrEnum):
 LATE = frozenset({Partition.SLOW_TTFT, Partition.SLOW_TPOT, Partition.SLOW_ITL, Partition.SLOW_E2E})
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)  # not frozen: freezing triples the cost of making what every request makes
 class Objectives:
     """Bounds of one request in seconds, already resolved for its prompt length. None: does not apply."""

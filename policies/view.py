@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 if TYPE_CHECKING:
     from policies.model import Scraped
 
@@ -99,6 +101,7 @@ class FleetView(Sequence[ReplicaView]):
         self._ranking = ranking
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Choice:
     """What a policy answers. `scores` holds (replica id, score), lower is better; it may be empty."""

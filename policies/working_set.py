@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from policies.model import Request, Usage
 
 MOST: Final = 100_000  # conversations remembered
@@ -24,18 +26,22 @@ SHRINK: Final = 0.995
 GROW: Final = 0.0005
 LEAST_SHARE: Final = 0.3
 MOST_SHARE: Final = 1.0
+NOBODY: Final = -1
 
 
+@mypyc_attr(acyclic=True)
 class Conversation:
     """One link of the chain from the longest unseen to the last seen: an OrderedDict of as many stops everything for
-    milliseconds whenever it grows."""
+    milliseconds whenever it grows. Its neighbours are numbers, so there is nothing for the garbage collector to follow,
+    which would stop everything too."""
 
-    __slots__ = ("key", "newer", "older", "open", "seen_at", "tokens", "turns", "weight")
+    __slots__ = ("at", "key", "newer", "older", "open", "seen_at", "tokens", "turns", "weight")
 
-    def __init__(self, key: str | int) -> None:
+    def __init__(self, key: str | int, at: int) -> None:
         self.key = key
-        self.older: Conversation | None = None
-        self.newer: Conversation | None = None
+        self.at = at  # its place among all of them
+        self.older = NOBODY
+        self.newer = NOBODY
         self.tokens = 0.0  # context after its last turn
         self.turns = 0
         self.open = 0  # turns in progress
@@ -51,8 +57,10 @@ class WorkingSet:
         self.tokens = 0.0  # expected working set
         self.think_s = 15.0  # 90 % quantile of think time, learnt
         self._alive: dict[str | int, Conversation] = {}
-        self._oldest: Conversation | None = None  # longest unseen
-        self._newest: Conversation | None = None
+        self._places: list[Conversation] = []
+        self._free: list[int] = []  # places whose conversation is forgotten
+        self._oldest = NOBODY  # longest unseen
+        self._newest = NOBODY
         self._tails: dict[int, str | int] = {}
         self._returned = [1.0, 1.0, 1.0]  # by turns so far: 1, 2, more
         self._ended = [1.0, 1.0, 1.0]
@@ -90,9 +98,9 @@ class WorkingSet:
         key = self._key(request)
         conversation = self._alive.get(key)
         if conversation is None:
-            if len(self._alive) >= MOST and self._oldest is not None:
-                self._forget(self._oldest)
-            conversation = self._alive[key] = Conversation(key)
+            if len(self._alive) >= MOST:
+                self._forget(self._places[self._oldest])
+            conversation = self._alive[key] = self._placed(key)
             self._link(conversation)
         else:
             self._just_seen(conversation)
@@ -155,8 +163,10 @@ class WorkingSet:
         """Gives up conversations that are silent for too long."""
         limit = now - PATIENCE * self.think_s
         for _ in range(8):  # a few per call: the sum is an expectation anyway
-            oldest = self._oldest
-            if oldest is None or oldest.seen_at >= limit:
+            if self._oldest == NOBODY:
+                return
+            oldest = self._places[self._oldest]
+            if oldest.seen_at >= limit:
                 return
             if oldest.open:
                 self._just_seen(oldest)
@@ -169,30 +179,41 @@ class WorkingSet:
         self._unlink(conversation)
         self._link(conversation)
 
+    def _placed(self, key: str | int) -> Conversation:
+        """A new one, in no chain yet."""
+        if self._free:
+            at = self._free.pop()
+            made = self._places[at] = Conversation(key, at)
+        else:
+            made = Conversation(key, len(self._places))
+            self._places.append(made)
+        return made
+
     def _link(self, conversation: Conversation) -> None:
         """As the last seen."""
         last = conversation.older = self._newest
-        if last is None:
-            self._oldest = conversation
+        if last == NOBODY:
+            self._oldest = conversation.at
         else:
-            last.newer = conversation
-        self._newest = conversation
+            self._places[last].newer = conversation.at
+        self._newest = conversation.at
 
     def _unlink(self, conversation: Conversation) -> None:
         older, newer = conversation.older, conversation.newer
-        if older is None:
+        if older == NOBODY:
             self._oldest = newer
         else:
-            older.newer = newer
-        if newer is None:
+            self._places[older].newer = newer
+        if newer == NOBODY:
             self._newest = older
         else:
-            newer.older = older
-        conversation.older = conversation.newer = None
+            self._places[newer].older = older
+        conversation.older = conversation.newer = NOBODY
 
     def _forget(self, conversation: Conversation) -> None:
         del self._alive[conversation.key]
         self._unlink(conversation)
+        self._free.append(conversation.at)
         self.tokens = max(0.0, self.tokens - conversation.weight) if self._alive else 0.0
         if len(self._tails) > 4 * MOST:
             self._tails.clear()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
 from gateway.gauges import Gauges, ReplicaGauges
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, rendered
 from gateway.record import Attempt, RequestRecord, Tokens, TokenSource
 from policies.model import Ejected, Outcome, Prediction, Removed, Restarted, Returned
 from policies.objectives import Partition
@@ -230,3 +232,22 @@ def test_unknown_values_are_left_out_and_not_zero() -> None:
     assert value(metrics, "forebay_replica_kv_headroom_tokens", replica="a") == 9000
     assert value(metrics, "forebay_replica_kv_headroom_tokens", replica="b") is None
     assert value(metrics, "forebay_replica_available", replica="b") == 0
+
+
+async def test_a_page_is_rendered_a_family_a_turn_and_is_the_page_all_the_same() -> None:
+    registry = CollectorRegistry()
+    registry.register(Metrics(["standard"], "1.0"))
+    turns, over = 0, False
+
+    async def count() -> None:
+        nonlocal turns
+        while not over:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    text = await rendered(registry)
+    over = True
+    await counting
+    assert text == generate_latest(registry)
+    assert turns >= len(list(registry.collect())) > 40

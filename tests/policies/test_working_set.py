@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Request, Usage
-from policies.working_set import WorkingSet
+from policies.working_set import NOBODY, WorkingSet
 
 CAPACITY = 100_000.0
 
@@ -105,10 +105,11 @@ def test_conversations_stand_in_the_order_in_which_they_were_seen(steps: list[tu
         else:
             working_set.expire(now + 1e6)  # everybody is silent for too long, those with an open turn excepted
             expected = {key: turns for key, turns in expected.items() if turns}
-        seen, one = [], working_set._oldest
-        while one is not None:
-            seen.append(one.key)
-            one = one.newer
+        seen, at = [], working_set._oldest
+        while at != NOBODY:
+            seen.append(working_set._places[at].key)
+            at = working_set._places[at].newer
+        assert len(working_set._places) == len(seen) + len(working_set._free) <= 6, "places are used again"
         if what == "expire":  # those with an open turn come up again later, which one first matters to nobody
             assert set(seen) == set(expected)
             expected = {key: expected[key] for key in seen}
