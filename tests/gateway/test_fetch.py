@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,19 @@ async def test_a_head_that_trickles_is_given_up() -> None:
     async with replica(trickle) as a:
         with pytest.raises(FetchTimeoutError, match=r"^took longer than 0\.2 s$"):
             await fetcher(a).fetch("/health", 0.2)
+
+
+async def test_a_replica_is_not_blamed_for_the_time_in_which_the_gateway_itself_stood_still() -> None:
+    async def stop_everything(connection: Connection, request: Seen) -> None:
+        time.sleep(0.6)  # noqa: ASYNC251  # the loop of both ends
+        await connection.send(AS_LENGTH[:9])
+        await asyncio.sleep(0.05)
+        await connection.send(AS_LENGTH[9:])
+
+    async with replica(stop_everything) as a:
+        asked = fetcher(a)
+        assert await asked.fetch("/metrics", 0.2) == (200, PAGE)
+        asked.close()
 
 
 @pytest.mark.parametrize("charset", ["hex", "undefined", "utf-16", "nothing-known"])
