@@ -112,14 +112,16 @@ def shed(
     retry_after_s: float | None,
     objectives_s: Mapping[str, float] | None = None,
     predicted_ttft_s: float | None = None,
+    said: str | None = None,
 ) -> GatewayError:
     """The refusal for a reason of the core; an unknown reason is our fault, never a silent 200.
 
     retry_after_s: when the core predicts room for it; None: there never will be for this request.
     objectives_s: what it had to meet, in seconds from receipt, as {"first token": 0.2}.
-    predicted_ttft_s: when an idle replica would have had the first token, where that is what was too late."""
+    predicted_ttft_s: when an idle replica would have had the first token, where that is what was too late.
+    said: the message, where whoever refused knows a better one than the usual."""
     code = Code(reason) if reason in Code._value2member_map_ else Code.INTERNAL
-    message = SHED_MESSAGES.get(code, f"refused: {reason}")
+    message = said or SHED_MESSAGES.get(code, f"refused: {reason}")
     hopeless = code is Code.EXPIRED or (code is Code.INFEASIBLE and retry_after_s is None)
     if code is Code.INFEASIBLE:
         if hopeless:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from gateway.errors import GatewayError
 from gateway.link import Link
 from gateway.messages import Message, of_decision, titled
 from gateway.prefixes import Looked
@@ -103,5 +104,5 @@ class Remote:
             else:
                 self.lease.settle(None, now)
 
-    def refuse(self, reason: str, retry_after_s: float | None) -> None:
-        self.on_decision(Shed(self.id, reason, retry_after_s))
+    def refuse(self, error: GatewayError) -> None:
+        self.on_decision(Shed(self.id, error.code, error.retry_after_s, said=error.message))

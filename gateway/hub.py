@@ -257,7 +257,7 @@ class Hub(Proxy):
             try:
                 remote.lease = self.tenants.admit(tenant, made.prompt_tokens + (made.max_tokens or 0), time.monotonic())
             except GatewayError as error:
-                remote.refuse(error.code, error.retry_after_s)
+                remote.refuse(error)
                 return
         if self.experiment is not None:
             remote.assignment = self.experiment.assign(made, time.time())

@@ -129,7 +129,7 @@ def of_decision(id: str, decision: Decision) -> Message:
     if isinstance(decision, Hold):
         return [To.HOLD, id]
     if isinstance(decision, Shed):
-        return [To.SHED, id, decision.reason, decision.retry_after_s, decision.predicted_ttft_s]
+        return [To.SHED, id, decision.reason, decision.retry_after_s, decision.predicted_ttft_s, decision.said]
     return [To.ABORT, id, decision.reason, decision.requeue]
 
 
@@ -142,7 +142,7 @@ def decision(message: Message) -> Decision:
     if kind == To.HOLD:
         return Hold(id, 0.0)
     if kind == To.SHED:
-        return Shed(id, message[2], message[3], message[4])
+        return Shed(id, message[2], message[3], message[4], message[5])
     return Abort(id, message[2], message[3])
 
 

@@ -133,7 +133,7 @@ class Proxy:
         request = admission.request
         bounds = {"first token": request.ttft_deadline, "end": request.deadline}
         objectives_s = {what: at - request.received_at for what, at in bounds.items() if at is not None}
-        return errors.shed(shed.reason, shed.retry_after_s, objectives_s, shed.predicted_ttft_s)
+        return errors.shed(shed.reason, shed.retry_after_s, objectives_s, shed.predicted_ttft_s, shed.said)
 
     def considered(self, request: Request) -> tuple[Alternative, ...]:
         """What a request that was refused just now could have had; looked up for some of them only."""

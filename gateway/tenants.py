@@ -60,6 +60,20 @@ class Tenant:
     tokens: Bucket
     open: int = 0
 
+    def full(self) -> GatewayError:
+        """The refusal of one more open request."""
+        message = f"this key has as many open requests as it may, {self.concurrency}; wait until one ends"
+        return GatewayError(Code.OVER_QUOTA, message, retry_after_s=1.0)
+
+    def over(self, what: str, wait_s: float) -> GatewayError:
+        """The refusal by a rate: of `requests` or of `tokens`."""
+        limit = self.requests if what == "requests" else self.tokens
+        message = (
+            f"this key is over its rate of {what}: {limit.rate:g} {what} per second, "
+            f"{limit.burst:g} at once; wait as long as Retry-After says"
+        )
+        return GatewayError(Code.OVER_QUOTA, message, retry_after_s=wait_s)
+
     def resume(self, estimated_tokens: int) -> Lease:
         """A request that was admitted before this process lived: it is open, and was charged already."""
         self.open += 1
@@ -194,17 +208,11 @@ class Tenants:
         if tenant is None:
             return None
         if tenant.concurrency is not None and tenant.open >= tenant.concurrency:
-            message = f"this key may have {tenant.concurrency} requests open at once; wait until one ends"
-            raise GatewayError(Code.OVER_QUOTA, message, retry_after_s=1.0)
+            raise tenant.full()
         waits = ((tenant.requests.wait_s(1, now), "requests"), (tenant.tokens.wait_s(estimated_tokens, now), "tokens"))
         wait_s, what = max(waits)
         if wait_s > 0:
-            limit = tenant.requests if what == "requests" else tenant.tokens
-            message = (
-                f"this key is over its rate of {what}: {limit.rate:g} {what} per second, "
-                f"{limit.burst:g} at once; wait as long as Retry-After says"
-            )
-            raise GatewayError(Code.OVER_QUOTA, message, retry_after_s=wait_s)
+            raise tenant.over(what, wait_s)
         tenant.requests.take(1, now)
         tenant.tokens.take(estimated_tokens, now)
         tenant.open += 1

@@ -178,6 +178,7 @@ class Shed:
     reason: str  # infeasible | queue_full | over_quota | no_replica | draining | expired
     retry_after_s: float | None = None  # None: a retry cannot succeed, however idle the fleet is
     predicted_ttft_s: float | None = None  # then: from an idle replica
+    said: str | None = None  # in words for the client; None: the usual ones of the reason
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,11 +7,12 @@ Concurrency is not counted there, where a gateway that dies would leave its coun
 
 from __future__ import annotations
 
+from gateway.errors import GatewayError
 from gateway.shared.store import Command, Store
 from gateway.tenants import Tenant
 
 # KEYS: the bucket. ARGV: requests/s, burst, tokens/s, burst (rate 0: no limit), tokens asked for, when to forget in ms.
-# Answers the seconds to wait as text; "0": taken.
+# Answers the seconds to wait and what is short, as "1.5 tokens"; "0": taken.
 TAKE = """
 local rr, rb, tr, tb = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local asked = tonumber(ARGV[5])
@@ -21,10 +22,10 @@ local b = redis.call('HMGET', KEYS[1], 'r', 't', 'at')
 local gone = math.max(0, now - (tonumber(b[3]) or now))
 local r = math.min(rb, (tonumber(b[1]) or rb) + rr * gone)
 local k = math.min(tb, (tonumber(b[2]) or tb) + tr * gone)
-local wait = 0
+local wait, what = 0, 'requests'
 if rr > 0 then wait = math.max(wait, (math.min(1, rb) - r) / rr) end
-if tr > 0 then wait = math.max(wait, (math.min(asked, tb) - k) / tr) end
-if wait > 0 then return tostring(wait) end
+if tr > 0 and (math.min(asked, tb) - k) / tr > wait then wait, what = (math.min(asked, tb) - k) / tr, 'tokens' end
+if wait > 0 then return tostring(wait) .. ' ' .. what end
 redis.call('HSET', KEYS[1], 'r', tostring(r - 1), 't', tostring(k - asked), 'at', string.format('%.6f', now))
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
 return '0'
@@ -47,6 +48,12 @@ def take(store: Store, tenant: Tenant, tokens: int) -> Command:
     forget_s = min(MOST_FORGET_S, 2.0 * max(fills_s, default=0.0) + 60.0)
     rates = (requests.rate or 0, requests.burst, bucket.rate or 0, bucket.burst)
     return ("EVAL", TAKE, 1, store.key("quota", tenant.name), *rates, tokens, round(forget_s * 1000))
+
+
+def refused(tenant: Tenant, answer: bytes) -> GatewayError | None:
+    """What `take` was answered; None: taken."""
+    wait_s, _, what = answer.decode().partition(" ")
+    return tenant.over(what or "requests", float(wait_s)) if float(wait_s) > 0.0 else None
 
 
 def give_back(store: Store, tenant: Tenant, tokens: int) -> Command:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import Code, GatewayError
+from gateway.errors import GatewayError
 from gateway.placement import Owner
 from gateway.scheduler import Scheduler
 from gateway.shared import quotas
@@ -58,7 +58,7 @@ class SharedScheduler(Scheduler):
         entry = self._shared[request.id] = Shared(request, owner)
         tenant = self._tenant(request)
         if tenant is not None and self._crowded(tenant):
-            self._refuse(entry, 1.0)
+            self._refuse(entry, tenant.full())
             return
         keys = self.index.keys(request.chain) if request.chain and self.reads_prefix else []
         command = None
@@ -101,24 +101,24 @@ class SharedScheduler(Scheduler):
         elsewhere = self.registers.tenants_open.get(tenant.name, 0)
         return tenant.concurrency is not None and tenant.open + elsewhere >= tenant.concurrency
 
-    def _answered(self, entry: Shared, values: list[bytes | None] | None, wait: Any) -> None:
+    def _answered(self, entry: Shared, values: list[bytes | None] | None, quota: Any) -> None:
         entry.asked = None
         if values:
             entry.request.shared_depth = self.index.found(values, len(entry.request.chain))
-        self._place(entry, self._tenant(entry.request), None if wait is None else float(wait))
+        self._place(entry, self._tenant(entry.request), quota)
 
-    def _place(self, entry: Shared, tenant: Tenant | None, wait_s: float | None) -> None:
-        """`wait_s`: what the shared bucket says; None: nothing, so our own decides."""
+    def _place(self, entry: Shared, tenant: Tenant | None, quota: bytes | None) -> None:
+        """`quota`: what the shared bucket says; None: nothing, so our own decides."""
         if tenant is not None:
             tokens, now = _estimate(entry.request), self.clock()
-            if wait_s is None:
+            if quota is None:
                 try:
                     entry.lease = self._own(tenant, tokens, now)
                 except GatewayError as refusal:
-                    self._refuse(entry, refusal.retry_after_s)
+                    self._refuse(entry, refusal)
                     return
-            elif wait_s > 0.0:
-                self._refuse(entry, wait_s)
+            elif (over := quotas.refused(tenant, quota)) is not None:
+                self._refuse(entry, over)
                 return
             else:
                 entry.taken = True
@@ -131,9 +131,9 @@ class SharedScheduler(Scheduler):
         tenants = self.tenants()
         return None if tenants is None else tenants.admit(tenant, tokens, now)
 
-    def _refuse(self, entry: Shared, retry_after_s: float | None) -> None:
+    def _refuse(self, entry: Shared, error: GatewayError) -> None:
         self._shared.pop(entry.request.id, None)
-        entry.owner.on_decision(Shed(entry.request.id, Code.OVER_QUOTA, retry_after_s))
+        entry.owner.on_decision(Shed(entry.request.id, error.code, error.retry_after_s, said=error.message))
 
     def _settle(self, entry: Shared, used_tokens: int | None) -> None:
         if entry.lease is None:

@@ -128,13 +128,18 @@ async def test_a_long_prefill_is_known_to_the_other_before_its_next_turn(server:
 
 async def test_quotas_and_concurrency_hold_over_both(server: Server) -> None:
     async with two(server) as (a, b):
-        statuses = [(await ask(g, key="sk-small")).status_code for g in (a, b) * 4]
-        assert sorted(statuses) == [200] * 4 + [429] * 4
+        told = [await ask(g, key="sk-small") for g in (a, b) * 4]
+        assert sorted(one.status_code for one in told) == [200] * 4 + [429] * 4
+        over = "this key is over its rate of requests: 0.001 requests per second, 4 at once"
+        said = {one.json()["error"]["message"] for one in told if one.status_code == 429}
+        assert said == {f"{over}; wait as long as Retry-After says"}
         body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50_000, "stream": True}
         narrow = {"authorization": "Bearer sk-narrow"}
         async with a.http.stream("POST", "/v1/chat/completions", json=body, headers=narrow):
             await until(lambda: open_elsewhere(b, "narrow") == 1)
-            assert (await ask(b, key="sk-narrow")).status_code == 429
+            full = await ask(b, key="sk-narrow")
+            said = "this key has as many open requests as it may, 1; wait until one ends"
+            assert (full.status_code, full.json()["error"]["message"]) == (429, said)
         await until(lambda: open_elsewhere(b, "narrow") == 0)
         assert (await ask(b, key="sk-narrow")).status_code == 200
 
