@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from gateway import banner, plain_lines
+from gateway import banner, plain_lines, sockets
 from gateway.config import Config, ConfigError, load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -49,6 +49,7 @@ def serve(
     if workers is not None:
         overrides["workers"] = {"count": workers}
     plain_lines.begin()
+    sockets.ask_for_more()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:

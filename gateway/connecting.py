@@ -6,6 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
+from gateway import sockets
 from gateway.http1 import Break, UpstreamConnection
 from gateway.upstream import Pool
 
@@ -14,7 +15,7 @@ RECEIVE_BUFFER_BYTES = 64 * 1024
 
 
 class ConnectError(Exception):
-    """No connection to the replica; `kind` is refused, reset or connect_timeout, `cause` what the system says."""
+    """No connection to the replica: refused, reset, connect_timeout or no_socket; `cause` is what the system says."""
 
     def __init__(self, kind: Break, detail: str, cause: OSError | None = None) -> None:
         super().__init__(detail)
@@ -41,7 +42,7 @@ async def connect(pool: Pool) -> UpstreamConnection:
         raise ConnectError(Break.CONNECT_TIMEOUT, "no connection within its time") from None
     except OSError as e:  # of TLS too
         pool.failed()
-        raise ConnectError(Break.REFUSED, str(e), e) from None
+        raise ConnectError(Break.NO_SOCKET if sockets.ours(e) else Break.REFUSED, str(e), e) from None
     if connection.closed:
         pool.failed()
         raise ConnectError(Break.RESET, "it was closed as soon as it was open")

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 
-from gateway.errors import Code, GatewayError
+from gateway.errors import OVERLOADED, Code, GatewayError
 from gateway.lag import INTERVAL_S, MEMORY
 from gateway.sections import Limits
 
 REOPENS = 0.5  # of the bound
-OVERLOADED = "the gateway itself is overloaded"
 DECAY_S = INTERVAL_S / MEMORY  # time constant of the smoothed lag
 
 
@@ -27,7 +26,7 @@ class Door:
         self.lag_s = 0.0
         self.shedding = False
         self.receiving_bytes = 0
-        self.refused = {"loop_lag": 0, "receiving": 0}
+        self.refused = {"loop_lag": 0, "receiving": 0, "sockets": 0}
         self.configure(limits)
 
     def configure(self, limits: Limits) -> None:

@@ -78,6 +78,7 @@ FORMS: dict[Code, tuple[int, str, str]] = {
     Code.EXPIRED: (504, "timeout_error", "timeout_error"),
 }
 
+OVERLOADED = "the gateway itself is overloaded"
 SHED_MESSAGES = {
     Code.INFEASIBLE: "no replica can meet the objectives of this request now",
     Code.QUEUE_FULL: "the queue of this service class is full",

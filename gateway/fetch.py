@@ -110,7 +110,7 @@ class _Patience:
 def _sign(error: ConnectError) -> Sign:
     if isinstance(error.cause, ssl.SSLError):
         return Sign.TLS
-    return Sign.PROBE_FAILED if error.kind is Break.RESET else Sign.REFUSED
+    return {Break.NO_SOCKET: Sign.OURS, Break.RESET: Sign.PROBE_FAILED}.get(error.kind, Sign.REFUSED)
 
 
 def _message(pool: Pool, method: bytes, path: str, body: Any) -> bytes:

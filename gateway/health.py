@@ -164,7 +164,7 @@ class FleetHealth:
     def probed(self, replica_id: str, failure: Sign | None, now: float) -> list[FleetEvent]:
         """/health was asked; None is a good answer."""
         r = self.records.get(replica_id)
-        if r is None:
+        if r is None or failure is Sign.OURS:
             return []
         if failure is not Sign.REFUSED:
             r.refused_since = None
@@ -189,7 +189,7 @@ class FleetHealth:
     def canaried(self, replica_id: str, failure: Sign | None, now: float) -> list[FleetEvent]:
         """The canary of an ejected replica ended; None is a token that came."""
         r = self.records.get(replica_id)
-        if r is None or r.phase is not Phase.OUT:
+        if r is None or r.phase is not Phase.OUT or failure is Sign.OURS:
             return []
         if failure is None:
             return self._return(replica_id, r, now)

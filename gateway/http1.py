@@ -33,6 +33,7 @@ class Break(StrEnum):
     RESET = "reset"
     CLOSED = "closed"  # FIN before the end of the response
     MALFORMED = "malformed"
+    NO_SOCKET = "no_socket"  # the gateway itself may open no more
 
 
 class Receiver(Protocol):

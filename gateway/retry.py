@@ -66,8 +66,10 @@ BREAKS: dict[Break, Failure] = {
     Break.RESET: Failure("reset", Outcome.ERROR, Sign.RESET, True),
     Break.CLOSED: Failure("early_end", Outcome.ERROR, Sign.EARLY_END, True),
     Break.MALFORMED: Failure("protocol", Outcome.ERROR, Sign.PROTOCOL, True),
+    Break.NO_SOCKET: Failure("no_socket", Outcome.SHED, Sign.OURS, False),
 }
-DRAINING = Failure("draining", Outcome.SHED, Sign.CLIENT_ERROR, False)  # ours: the gateway stops, the replica is well
+DRAINING = Failure("draining", Outcome.SHED, Sign.OURS, False)
+NO_SOCKET = BREAKS[Break.NO_SOCKET]
 FIRST_EVENT_TIMEOUT = Failure("first_event_timeout", Outcome.ERROR, Sign.FIRST_EVENT_TIMEOUT, True)
 IDLE_TIMEOUT = Failure("idle_timeout", Outcome.ERROR, Sign.IDLE_TIMEOUT, True)
 ABORT = Failure("abort", Outcome.ERROR, Sign.ABORT, True)
@@ -138,4 +140,6 @@ def told(failure: Failure) -> GatewayError:
         return GatewayError(Code.NO_REPLICA, "every replica tried refused new work", 1.0)
     if failure is DRAINING:
         return GatewayError(Code.DRAINING, errors.SHED_MESSAGES[Code.DRAINING], 1.0)
+    if failure is NO_SOCKET:
+        return GatewayError(Code.QUEUE_FULL, errors.OVERLOADED, 1.0)
     return GatewayError(Code.UPSTREAM, _MESSAGES.get(failure.detail, "the replica's answer broke off"))

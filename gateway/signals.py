@@ -15,6 +15,7 @@ class Sign(Enum):
 
     OK = "ok"  # content came, or a complete answer
     CLIENT_ERROR = "client_error"  # deterministic 4xx: the client's own
+    OURS = "ours"  # the gateway stops, or is short of sockets: nothing about the replica
     BACKPRESSURE = "backpressure"  # its queue limit (503/429): load, not ill health
     REFUSED = "refused"  # connect refused, unreachable or timed out
     TLS = "tls"  # certificate or handshake refused

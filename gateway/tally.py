@@ -53,7 +53,7 @@ CHOICES = frozenset(
     }
 )
 FAILURES = {
-    *("connect_timeout", "preempted", "client_left", "client_stalled", "http_5xx", "worker_lost"),
+    *("connect_timeout", "no_socket", "preempted", "client_left", "client_stalled", "http_5xx", "worker_lost"),
     *(f"http_{s}" for s in HTTPStatus if s >= 400),
 }
 REASONS = frozenset({c.value for c in Code} | {s.value for s in Sign} | FAILURES)

@@ -129,6 +129,8 @@ async def _attempt(exchange: Exchange, attempt: Attempt, sent: bool) -> Result:
                 try:
                     connection = await _connect(exchange, pool)
                 except ConnectError as e:
+                    if e.kind is Break.NO_SOCKET:
+                        exchange.proxy.door.refused["sockets"] += 1
                     return Result(retry.BREAKS[e.kind])
             if exchange.gone or exchange.result is not None:
                 pool.give(connection)
@@ -172,6 +174,6 @@ async def _refuses(exchange: Exchange, replica_id: str) -> bool:
         return True
     try:
         pool.give(await _connect(exchange, pool))
-    except ConnectError:
-        return True
+    except ConnectError as e:
+        return e.kind is not Break.NO_SOCKET
     return False

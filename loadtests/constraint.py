@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.door import OVERLOADED
+from gateway.errors import OVERLOADED
 from loadtests.engine_watch import Totals
 from loadtests.split import Split
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PURE_PACKAGES = {"policies", "uhashring", "xxhash"}
+PURE_PACKAGES = {"policies", "uhashring", "xxhash", "mypy_extensions"}  # the last: marks for the compiler
 PURE_STDLIB = {
     "__future__", "abc", "array", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq",
     "itertools", "math", "operator", "random", "re", "statistics", "struct", "typing", "types", "unicodedata",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from gateway import fetch, probe, scrape
 from gateway.fetch import Fetcher, FetchError, FetchTimeoutError
 from gateway.replica import Replica
 from gateway.signals import Sign
+from tests.files import no_more_files
 from tests.gateway.scripted import Connection, Script, ScriptedReplica, Seen, playing, replica, until
 from tests.gateway.test_proxy import certificate
 
@@ -195,6 +197,17 @@ async def test_signs_of_a_replica_that_cannot_be_asked(tmp_path: Path) -> None:
         assert await probe.health(fetcher(silent), 0.2) is Sign.PROBE_FAILED
         one = Replica("r0", f"http://127.0.0.1:{silent.port}")
         assert await probe.token(Fetcher(one), one, 0.2) is Sign.FIRST_EVENT_TIMEOUT
+
+
+async def test_a_gateway_that_may_open_no_more_files_learns_nothing_about_a_replica() -> None:
+    async with replica(playing([AS_LENGTH])) as a:
+        asked = fetcher(a)
+        with no_more_files(os.getpid()):
+            with pytest.raises(FetchError, match=r"^could not be read: .*Too many open files"):
+                await asked.fetch("/metrics", 60.0)
+            assert await probe.health(asked, 60.0) is Sign.OURS
+        assert await probe.health(asked, 60.0) is None
+        asked.close()
 
 
 async def test_whoever_stops_asking_leaves_no_connection_behind() -> None:

@@ -116,6 +116,18 @@ def scrape(health: FleetHealth, now: float, iterations: float | None, in_flight:
     return health.scraped(Scraped("a", now, iterations=iterations, generation_tokens=7.0), in_flight, now)[0]
 
 
+def test_what_the_gateway_itself_is_short_of_changes_nothing() -> None:
+    health = fleet("a")
+    assert [health.probed("a", Sign.OURS, n) for n in range(5)] == [[]] * 5
+    assert fail(health, "a", 6.0, Sign.OURS, times=50) == []
+    assert health.available("a")
+    out = health.sign("a", Sign.ABORT, 7.0)
+    assert out == [Ejected("a", "abort")]
+    until = health.records["a"].until
+    assert health.canaried("a", Sign.OURS, until) == []
+    assert (health.records["a"].until, health.wants_canary("a", until)) == (until, True)
+
+
 def test_requests_in_flight_and_no_engine_step_for_ten_seconds_is_hung() -> None:
     health = fleet("a")
     assert scrape(health, 0.0, 50.0, 4) == []
