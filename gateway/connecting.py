@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway import sockets
 from gateway.http1 import Break, UpstreamConnection
+from gateway.patience import Patience
 from gateway.upstream import Pool
 
 # one read of a stalled stream must stay far below the 256 KiB it may hold; uvloop reads up to 250 KiB at once
@@ -29,7 +30,7 @@ async def connect(pool: Pool) -> UpstreamConnection:
     protocol: Any = connection  # one in all but its base
     try:
         secured = pool.secured()
-        async with asyncio.timeout(pool.connect_timeout_s):
+        async with Patience(pool.connect_timeout_s):
             await asyncio.get_running_loop().create_connection(
                 lambda: protocol,
                 pool.host,

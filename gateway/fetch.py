@@ -4,7 +4,7 @@ They are a second apart and never on a request's path, but in the loop that deci
 came in that moment: `python -m loadtests.bench fetch` compares them with httpx, which is the usual tool for this. An
 answer is had whole within its time and below `MOST_BYTES`, or not at all: one that trickles or never ends must neither
 stop the watch of its replica nor fill the memory. Uncompressed, since it costs both sides less and cannot explode.
-Where this loop itself was late, the answer may lie unread, and no replica is to be blamed: that time is given back.
+Where this loop itself was late no replica is to be blamed (`patience.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import orjson
 
 from gateway.connecting import ConnectError, connect
 from gateway.http1 import Break, Head, UpstreamConnection
+from gateway.patience import Patience
 from gateway.replica import Replica
 from gateway.signals import Sign
 from gateway.upstream import Pool
 
 MOST_BYTES = 16 * 1024 * 1024  # of an answer; vLLM's pages of metrics have 50 KB
-LATE_S = 0.02  # from which a loop is late
-MOST_GIVEN_BACK = 3  # times
 
 
 class FetchError(Exception):
@@ -64,10 +63,8 @@ class Fetcher:
         pool = self._pool
         method = b"GET" if body is None else b"POST"
         message = _message(pool, method, path, body)
-        bound = asyncio.timeout(None)
-        patience = _Patience(bound, timeout_s)
         try:
-            async with bound:
+            async with Patience(timeout_s):
                 try:
                     return await _exchange(pool.take() or await connect(pool), method, message)
                 except _StaleError:
@@ -78,33 +75,6 @@ class Fetcher:
             raise FetchError(f"could not be read: {e}", _sign(e)) from None
         except _StaleError:
             raise FetchError("could not be read: the connection was closed before an answer came") from None
-        finally:
-            patience.stop()
-
-
-class _Patience:
-    """Ends `bound` after so many seconds, and what the loop was late by."""
-
-    def __init__(self, bound: asyncio.Timeout, timeout_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._bound = bound
-        self._left = MOST_GIVEN_BACK
-        self._arm(timeout_s)
-
-    def _arm(self, in_s: float) -> None:
-        self._due = self._loop.time() + in_s
-        self._timer = self._loop.call_later(in_s, self._rang)
-
-    def _rang(self) -> None:
-        late_s = self._loop.time() - self._due
-        if late_s > LATE_S and self._left:
-            self._left -= 1
-            self._arm(late_s)
-        else:
-            self._bound.reschedule(self._loop.time())
-
-    def stop(self) -> None:
-        self._timer.cancel()
 
 
 def _sign(error: ConnectError) -> Sign:

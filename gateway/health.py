@@ -1,11 +1,12 @@
 """Which replicas are in rotation: decisions only, no I/O, no clock. Signs in, Ejected and Returned out.
 
-Hard signs (refused, abort, engine dead, hung, asleep) eject at once. Soft signs (5xx, resets, timeouts) eject by
-statistics: several in a row, or their share in a window; then panic mode applies, as in Envoy and Finagle: for no
-model may statistical ejection leave fewer than `panic_share` of its replicas, and what it took out comes back when
-hard ejections make it fewer. Time out doubles from `backoff_s` to `backoff_max_s`. The way back: back-off over,
-then a good probe, or one canary token where /health is known to lie, then half-open until enough attempts succeed.
-Trade-off: a fleet that is bad all over keeps half of itself in, since a wrong verdict costs more than errors do.
+Hard signs (refused, abort, engine dead, hung, asleep) eject at once. Soft signs (5xx, resets, timeouts, also of
+connects) eject by statistics: several in a row, or their share in a window; then panic mode applies, as in Envoy and
+Finagle: for no model may statistical ejection leave fewer than `panic_share` of its replicas, and what it took out
+comes back when hard ejections make it fewer. Time out doubles from `backoff_s` to `backoff_max_s`. The way back:
+back-off over, then a good probe, or one canary token where /health is known to lie, then half-open until enough
+attempts succeed. Trade-off: a fleet that is bad all over keeps half of itself in, since a wrong verdict costs more
+than errors do.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from policies.model import Ejected, FleetEvent, Returned, Scraped
 
 BUCKETS = 10  # of the failure window
 STUCK_SCRAPES = 3  # scrapes without an engine step before `hang_s` may count
-TOLD_BY_PROBE = frozenset({Sign.REFUSED, Sign.TLS, Sign.ENGINE_DEAD, Sign.PROBE_FAILED})  # /health does not lie here
+TOLD_BY_PROBE = frozenset(  # /health does not lie here
+    {Sign.REFUSED, Sign.CONNECT_TIMEOUT, Sign.TLS, Sign.ENGINE_DEAD, Sign.PROBE_FAILED}
+)
 
 
 class Phase(Enum):

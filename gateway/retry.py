@@ -62,7 +62,7 @@ class Failure:
 
 BREAKS: dict[Break, Failure] = {
     Break.REFUSED: Failure("refused", Outcome.ERROR, Sign.REFUSED, True),
-    Break.CONNECT_TIMEOUT: Failure("connect_timeout", Outcome.ERROR, Sign.REFUSED, True),
+    Break.CONNECT_TIMEOUT: Failure("connect_timeout", Outcome.ERROR, Sign.CONNECT_TIMEOUT, True),
     Break.RESET: Failure("reset", Outcome.ERROR, Sign.RESET, True),
     Break.CLOSED: Failure("early_end", Outcome.ERROR, Sign.EARLY_END, True),
     Break.MALFORMED: Failure("protocol", Outcome.ERROR, Sign.PROTOCOL, True),

@@ -17,7 +17,8 @@ class Sign(Enum):
     CLIENT_ERROR = "client_error"  # deterministic 4xx: the client's own
     OURS = "ours"  # the gateway stops, or is short of sockets: nothing about the replica
     BACKPRESSURE = "backpressure"  # its queue limit (503/429): load, not ill health
-    REFUSED = "refused"  # connect refused, unreachable or timed out
+    REFUSED = "refused"  # connect refused or unreachable
+    CONNECT_TIMEOUT = "connect_timeout"  # its host is gone, or it is too busy to accept: /health knows which
     TLS = "tls"  # certificate or handshake refused
     ABORT = "abort"  # finish_reason abort that nobody asked for: it is shutting down
     ENGINE_DEAD = "engine_dead"  # EngineDeadError, or /health 503
@@ -36,6 +37,7 @@ class Sign(Enum):
 HARD = frozenset({Sign.REFUSED, Sign.TLS, Sign.ABORT, Sign.ENGINE_DEAD, Sign.HUNG, Sign.ASLEEP})
 SOFT = frozenset(
     {
+        Sign.CONNECT_TIMEOUT,
         Sign.ERROR_STATUS,
         Sign.ERROR_EVENT,
         Sign.EARLY_END,

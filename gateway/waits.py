@@ -175,5 +175,5 @@ async def _refuses(exchange: Exchange, replica_id: str) -> bool:
     try:
         pool.give(await _connect(exchange, pool))
     except ConnectError as e:
-        return e.kind is not Break.NO_SOCKET
+        return e.kind in (Break.REFUSED, Break.RESET)
     return False

@@ -1,0 +1,58 @@
+"""Connections to replicas that are too busy to accept, or that the gateway itself is late for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from gateway.connecting import connect
+from gateway.upstream import Pool
+from tests.gateway.scripted import Connection, Seen, gateway, playing, replica
+from tests.gateway.test_failures import GOOD_WHOLE, WHOLE, whole
+
+SHORT = "[timeouts]\nconnect_s = 0.05\n[retry]\nbudget_per_s = 1000.0\n"
+
+
+@contextmanager
+def full_queue() -> Iterator[str]:
+    """The URL of a replica that is too busy to accept: the kernel's queue for it is full, so more have to wait."""
+    with ExitStack() as held:
+        listening = held.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(4):
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+async def test_replicas_that_are_too_busy_to_accept_are_not_all_ejected() -> None:
+    """Nobody refused anything: with the last one gone everybody would be told that there is no replica."""
+    with full_queue() as a, full_queue() as b:
+        async with gateway(a, b, settings=SHORT) as g:
+            for _ in range(8):
+                assert (await g.post("/v1/completions", WHOLE)).status == 502
+            assert {attempt.detail for record in g.records for attempt in record.attempts} == {"connect_timeout"}
+            assert [g.fleet.available(r) for r in ("r0", "r1")].count(True) == 1
+
+
+async def test_a_500_of_a_replica_that_is_too_busy_for_a_second_connection_is_no_dead_engine() -> None:
+    async def filling(connection: Connection, request: Seen) -> None:
+        g.proxy._pools["r0"].port = int(full.rpartition(":")[2])
+        await connection.send(whole(b"500 Internal Server Error", b'{"error":{"message":"odd request"}}'))
+
+    with full_queue() as full:
+        async with replica(filling) as a, gateway(a, settings=SHORT) as g:
+            assert (await g.post("/v1/completions", WHOLE)).status == 500
+            assert g.fleet.available("r0")
+
+
+async def test_a_replica_is_not_blamed_for_a_connection_that_the_gateway_itself_was_late_for() -> None:
+    async with replica(playing(GOOD_WHOLE)) as a:
+        connecting = asyncio.create_task(connect(Pool(f"http://127.0.0.1:{a.port}", connect_timeout_s=0.2)))
+        asyncio.get_running_loop().call_soon(time.sleep, 0.6)  # once the kernel has been asked
+        (await connecting).close()
