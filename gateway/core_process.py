@@ -22,7 +22,7 @@ from gateway.fleet import OPERATOR
 from gateway.hub import Hub
 from gateway.relayed import Asked
 from policies.learnt import recall
-from policies.model import FleetEvent, PeerLoad, Scraped
+from policies.model import Added, FleetEvent, PeerLoad, Scraped
 
 SETTLE_S = 3.0
 log = logging.getLogger("forebay.core")
@@ -49,9 +49,15 @@ class Core(Gateway):
         self.lag.told = self.proxy.lagged
 
     def _fleet_event(self, event: FleetEvent) -> None:
+        if isinstance(event, Added):  # what is held goes there at once: hands must know its address before
+            self.proxy.show_fleet()
         super()._fleet_event(event)
         if not isinstance(event, Scraped | PeerLoad):
             self.proxy.fleet_changed()
+
+    def _membership_changed(self) -> None:
+        super()._membership_changed()
+        self.proxy.fleet_changed()  # a replica that moves to another address is no event
 
     async def settle(self) -> None:
         """Until it is known which replicas there are, within bounds; then the hands are let in.

@@ -152,7 +152,7 @@ class Hub(Proxy):
     def fleet_changed(self) -> None:
         if not self._fleet_dirty:
             self._fleet_dirty = True
-            asyncio.get_running_loop().call_soon(self._show_fleet)
+            asyncio.get_running_loop().call_soon(self.show_fleet)
 
     def lagged(self, mean_s: float) -> None:
         """The core's own lag closes the hands' doors too."""
@@ -228,7 +228,8 @@ class Hub(Proxy):
     def _configuration(self, kind: To) -> Message:
         return [kind, self.number, self.config.model_dump(mode="json"), self.core.reads_prefix]
 
-    def _show_fleet(self) -> None:
+    def show_fleet(self) -> None:
+        """At once, ahead of what is told after it."""
         self._fleet_dirty = False
         self.tell_all([To.FLEET, mirror.view(self.fleet)])
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway import hub
+from gateway.config import build
+from gateway.core_process import Core
+from gateway.discovery.membership import Member
 from gateway.hand_link import HandLink, Remote
 from gateway.hub import Hub
+from gateway.messages import To
 from gateway.record import RequestRecord
+from gateway.replica import Replica
 from policies.model import Outcome, Request
 from tests.gateway.running import until
 
@@ -55,3 +63,61 @@ async def test_a_hand_that_called_again_has_lost_nothing() -> None:
     core.hands.add(again)
     Hub._lost(core, before, [])
     assert core.lost_hands == 0
+
+
+class Wire(asyncio.Transport):
+    """Takes what the core tells a hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.told += orjson.loads(bytes(data[4:]))
+
+    def close(self) -> None:
+        pass
+
+
+def core_with_a_hand() -> tuple[Core, Callable[[], list[list[str]]]]:
+    """A core with one replica and a hand that it welcomed; and what tells the addresses of each fleet that the hand
+    was told since it was asked last, without a turn of the loop between."""
+    core = Core(build({"replicas": [{"url": "http://127.0.0.1:1", "id": "first", "models": ["m"]}]}), None, {})
+    link, wire = core.proxy.accept(), Wire()
+    link.connection_made(wire)
+    next(iter(core.proxy.hands)).slot = 0
+    core.proxy.welcome()
+
+    def addresses() -> list[list[str]]:
+        link.flush()
+        told, wire.told = wire.told, []
+        return [[row[1] for row in message[1][0]] for message in told if message[0] == To.FLEET]
+
+    assert addresses() == [[]]
+    return core, addresses
+
+
+async def test_hands_know_a_new_replica_before_anything_is_sent_there() -> None:
+    """What is held goes to a replica in the same step that takes it in; a hand that is told of such a dispatch before
+    it knows the replica can only call it refused, and it was ejected at once."""
+    core, addresses = core_with_a_hand()
+    core.fleet.add(Replica("second", "http://127.0.0.1:2"))
+    assert addresses() == [], "it serves nothing yet"
+    core.fleet.learn("second", [{"id": "m"}])
+    assert addresses() == [["http://127.0.0.1:2"]]
+    await core.stop()
+
+
+async def test_hands_hear_of_a_replica_that_moves() -> None:
+    core, addresses = core_with_a_hand()
+    table = core.control.config.replicas[0]
+    core.members.told("configuration", [Member(table)])
+    await asyncio.sleep(0)  # those of one turn are told together
+    assert addresses()[-1] == ["http://127.0.0.1:1"]
+    core.members.told("configuration", [Member(table.model_copy(update={"url": "http://127.0.0.1:3"}))])
+    await asyncio.sleep(0)
+    assert addresses()[-1:] == [["http://127.0.0.1:3"]]
+    await core.stop()
