@@ -8,7 +8,7 @@ that was refused, leaves one line: who, what, from what to what. `/admin/v1/X` i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import orjson
@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.registry import CollectorRegistry
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from gateway import experiment_admin, reference
 from gateway.access import Secrets
@@ -50,6 +51,19 @@ class _StrictRoute(APIRoute):
 def listed(path: str) -> str:
     """Where what a path names is listed."""
     return "/admin/config" if path.startswith("/admin/config/") else "/admin/fleet"
+
+
+def misread(one: Mapping[str, Any]) -> str:
+    """A line for a part of a request that is not what it has to be: where, what, and what would be right."""
+    where, *inner = one["loc"]
+    if where == "query":
+        wanted = "true or false" if one["type"] == "bool_parsing" else one["msg"]
+        return f'?{inner[0]} = "{str(one["input"])[:200]}": must be {wanted}'
+    if one["type"] == "json_invalid":
+        return f"body: is no JSON, from byte {inner[0]} on; must be a JSON object"
+    if where == "body" and not inner:
+        return "body: must be a JSON object"
+    return f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
 
 
 VERSION = "/admin/v1"  # the same paths, for scripts that want to be told when their meaning changes
@@ -88,7 +102,7 @@ def application(
 
     @app.exception_handler(RequestValidationError)
     async def unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
-        lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        lines = [misread(one) for one in error.errors()]
         sent = request.headers.get("content-type", "")
         if lines and lines[0].startswith("body: ") and "json" not in sent:  # as curl -d sends it
             lines = [f'content-type = "{sent[:200]}": must be application/json, and the body a JSON object']
@@ -100,6 +114,15 @@ def application(
         lines = [f"{error.args[0]} is not known; GET {listed(request.scope['path'])} lists those that are"]
         refused_change(request, lines)
         return JSONResponse({"errors": lines}, 404)
+
+    @app.exception_handler(StarletteHTTPException)
+    async def elsewhere(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        tried = f"{request.method} {request.scope['path'][:200]}"
+        lines = [f"{tried}: there is no such path; GET /admin lists those that there are"]
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            lines = [f"{tried}: this path takes {allowed}; GET /admin lists all"]
+        return JSONResponse({"errors": lines}, error.status_code, headers=error.headers)
 
     audit = Audit()
 

@@ -26,6 +26,7 @@ from gateway.metrics import Metrics
 from gateway.proxy import Proxy
 from gateway.replica import key_mistakes
 from gateway.scheduler import Scheduler
+from gateway.sections import Replica as ReplicaTable
 from gateway.shadows import Shadows
 from gateway.tenants import Tenants
 from gateway.watch import Watch
@@ -202,8 +203,10 @@ def routing_policy(config: Config) -> RoutingPolicy:
 
 
 def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
-    """One line per value that differs; a list is one value."""
-    if isinstance(before, dict) and isinstance(after, dict):
+    """One line per value that differs; a list is one value, but that of the replicas."""
+    if key == "replicas" and isinstance(before, list) and isinstance(after, list):
+        yield from _replicas_that_differ(before, after)
+    elif isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
             inner = f"{key}.{name}".lstrip(".")
             if name not in before:
@@ -215,6 +218,19 @@ def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
     elif before != after:
         short = isinstance(before, list) or isinstance(after, list)
         yield f"{key}: changed" if short else f"{key}: {_spelled(before)} -> {_spelled(after)}"
+
+
+def _replicas_that_differ(before: list[Any], after: list[Any]) -> Iterator[str]:
+    """By name, with where a new one is: this line is all that the log and the audit keep of it."""
+    old, new = ({ReplicaTable(**row).name: row for row in rows} for rows in (before, after))
+    for name, row in new.items():
+        if name not in old:
+            yield f"replicas.{name}: added at {row['url']}"
+        else:
+            yield from differences(old[name], row, f"replicas.{name}")
+    yield from (f"replicas.{name}: removed" for name in old if name not in new)
+    if not (old.keys() ^ new.keys()) and list(old) != list(new):
+        yield "replicas: in another order"
 
 
 def _spelled(value: Any) -> Any:

@@ -203,7 +203,10 @@ def _of_journal(path: Path, slice_s: float) -> Traffic:
         raise ValueError(f"--journal {path}: cannot be read: {e.strerror}") from None
     if not known:
         raise ValueError(f"--journal {path}: is no journal of a gateway: no line of it tells a request")
-    return measured(rows, slice_s)
+    try:
+        return measured(rows, slice_s)
+    except ValueError as e:
+        raise ValueError(f"--journal {path}: {e}; --slice-s is their length") from None
 
 
 def _call(

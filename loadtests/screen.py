@@ -79,6 +79,7 @@ def run_table(runs: Sequence[Mapping[str, Any]], title: str) -> Table:
         ("goodput, latency-qualified", lambda r: per_s(r["goodput_rps"])),
         ("good / offered", lambda r: f"{DASH if r['good'] is None else r['good']} / {r['offered']}"),
         ("shed / late but complete", lambda r: f"{r['shed']} / {r['late_complete']}"),
+        ("unfinished / behind a failed turn", _never),
         ("errors", lambda r: share(r["error_rate"])),
         ("TTFT p50 / p90 / p99", lambda r: _spread(r["ttft_s"])),
         ("TPOT p50 / p90 / p99", lambda r: _spread(r["tpot_s"])),
@@ -99,6 +100,11 @@ def run_table(runs: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 def _caches(run: Mapping[str, Any]) -> str:
     return " / ".join(share(run["reuse"].get(name)) for name in ("own_cache", "external_cache"))
+
+
+def _never(run: Mapping[str, Any]) -> str:
+    """What neither answered nor was refused: still open when the drain ended, or a turn whose turn before failed."""
+    return " / ".join(str(run["outcomes"][name]) for name in ("unfinished", "not_dispatched"))
 
 
 def _verdict(run: Mapping[str, Any]) -> str:

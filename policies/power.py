@@ -51,7 +51,8 @@ def measured(requests: Iterable[tuple[float, str | None, bool]], slice_s: float)
     slices, as blocks compare neighbours. Raises ValueError for less than ten slices."""
     rows = sorted(requests, key=lambda row: row[0])
     if not rows or rows[-1][0] - rows[0][0] < 10 * slice_s:
-        raise ValueError(f"less than {10 * slice_s:g} s of traffic; at least ten slices would be right")
+        there = rows[-1][0] - rows[0][0] if rows else 0.0
+        raise ValueError(f"holds {there:.0f} s of traffic; at least ten slices of {slice_s:g} s would be right")
     span, n = rows[-1][0] - rows[0][0], len(rows)
     rate, share = n / span, sum(good for _, _, good in rows) / n
     sessions: dict[str, list[int]] = {}

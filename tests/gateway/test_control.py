@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.control import Control
+from gateway.config import build
+from gateway.control import Control, differences
 from tests.gateway.running import Running, running
 
 PATCH = {
@@ -72,3 +73,17 @@ async def test_the_bound_of_a_drain_is_true_at_once_and_said_to_be() -> None:
         answer = await g.http.patch("/admin/config", json={"listen": {"drain_s": 45.0}})
         assert answer.json()["changed"] == ["listen.drain_s: 30.0 -> 45.0"]
         assert g.server.gateway.config.listen.drain_s == 45.0
+
+
+def test_what_changed_of_replicas_is_said_replica_by_replica() -> None:
+    one, two = {"url": "http://a:1", "id": "one"}, {"url": "http://b:2"}
+    heavier = one | {"weight": 2.0}
+
+    def said(before: list[Any], after: list[Any]) -> list[str]:
+        whole = (build({"replicas": rows}).model_dump() for rows in (before, after))
+        return list(differences(*whole))
+
+    assert said([one], [one, two]) == ["replicas.b:2: added at http://b:2"]
+    assert said([one, two], [heavier]) == ["replicas.one.weight: 1.0 -> 2.0", "replicas.b:2: removed"]
+    assert said([one, two], [two, one]) == ["replicas: in another order"]
+    assert said([one, two], [one, two]) == []

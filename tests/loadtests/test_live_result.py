@@ -57,6 +57,16 @@ def test_every_request_is_in_the_denominator_and_the_divisor_is_fixed() -> None:
     assert run["view"] == "open loop"
 
 
+def test_the_table_says_where_every_request_went() -> None:
+    run = summarise(schedule(), FOUR, KEPT, policy="round_robin", replicas=2)
+    table = screen.run_table([run], "")
+    names, values = (list(column.cells) for column in table.columns)
+    shown = dict(zip(names, values, strict=True))
+    assert shown["good / offered"] == "1 / 4"
+    assert shown["shed / late but complete"] == "1 / 1"
+    assert shown["unfinished / behind a failed turn"] == "0 / 1"
+
+
 def test_a_run_whose_generator_fell_behind_has_no_goodput() -> None:
     run = summarise(schedule(), FOUR, LATE_GENERATOR, policy="x")
     assert (run["verdict"], run["goodput_rps"], run["attainment"], run["good"]) == ("invalid", None, None, None)

@@ -78,5 +78,5 @@ def test_traffic_is_measured_from_what_a_journal_says() -> None:
 
 
 def test_a_short_journal_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least ten slices"):
+    with pytest.raises(ValueError, match=r"^holds 60 s of traffic; at least ten slices of 60 s would be right$"):
         measured([(0.0, None, True), (60.0, None, True)], 60.0)
