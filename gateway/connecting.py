@@ -43,7 +43,7 @@ async def connect(pool: Pool) -> UpstreamConnection:
         raise ConnectError(Break.CONNECT_TIMEOUT, "no connection within its time") from None
     except OSError as e:  # of TLS too
         pool.failed()
-        raise ConnectError(Break.NO_SOCKET if sockets.ours(e) else Break.REFUSED, str(e), e) from None
+        raise ConnectError(_kind(e), str(e) or "the connection broke off before it was secured", e) from None
     if connection.closed:
         pool.failed()
         raise ConnectError(Break.RESET, "it was closed as soon as it was open")
@@ -53,3 +53,13 @@ async def connect(pool: Pool) -> UpstreamConnection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+def _kind(error: OSError) -> Break:
+    if sockets.ours(error):
+        return Break.NO_SOCKET
+    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+        return Break.CONNECT_TIMEOUT  # no name server answers: that says nothing about the replica
+    if isinstance(error, ConnectionResetError | ConnectionAbortedError):
+        return Break.RESET  # in the middle of the handshake of TLS
+    return Break.REFUSED

@@ -80,13 +80,15 @@ class Fetcher:
 def _sign(error: ConnectError) -> Sign:
     if isinstance(error.cause, ssl.SSLError):
         return Sign.TLS
-    return {Break.NO_SOCKET: Sign.OURS, Break.RESET: Sign.PROBE_FAILED}.get(error.kind, Sign.REFUSED)
+    return {Break.NO_SOCKET: Sign.OURS, Break.REFUSED: Sign.REFUSED}.get(error.kind, Sign.PROBE_FAILED)
 
 
 def _message(pool: Pool, method: bytes, path: str, body: Any) -> bytes:
     lines = [
         b"%b %b%b HTTP/1.1" % (method, pool.prefix, path.encode()),
         b"host: " + pool.authority,
+        b"user-agent: forebay",  # web application firewalls turn away who gives none
+        b"accept: */*",
         b"accept-encoding: identity",
     ]
     if pool.authorization is not None:

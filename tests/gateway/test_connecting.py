@@ -8,7 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gateway.connecting import connect
+import pytest
+
+from gateway.connecting import ConnectError, connect
+from gateway.http1 import Break
 from gateway.upstream import Pool
 from tests.gateway.scripted import Connection, Seen, gateway, playing, replica
 from tests.gateway.test_failures import GOOD_WHOLE, WHOLE, whole
@@ -56,3 +59,32 @@ async def test_a_replica_is_not_blamed_for_a_connection_that_the_gateway_itself_
         connecting = asyncio.create_task(connect(Pool(f"http://127.0.0.1:{a.port}", connect_timeout_s=0.2)))
         asyncio.get_running_loop().call_soon(time.sleep, 0.6)  # once the kernel has been asked
         (await connecting).close()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"), [(socket.EAI_AGAIN, Break.CONNECT_TIMEOUT), (socket.EAI_NONAME, Break.REFUSED)]
+)
+async def test_a_name_server_that_does_not_answer_says_nothing_about_the_replicas(
+    said: int, kind: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a name that does not exist is like a port that is shut."""
+
+    async def unanswered(*args: object, **kwargs: object) -> None:
+        raise socket.gaierror(said, "as the resolver says")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", unanswered)
+    with pytest.raises(ConnectError, match="as the resolver says") as failed:
+        await connect(Pool("http://replica.example:8000"))
+    assert failed.value.kind is kind
+
+
+async def test_a_handshake_that_breaks_off_is_no_refusal() -> None:
+    async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(hangs_up, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(ConnectError, match=r"^the connection broke off|^Connection") as failed:
+            await connect(Pool(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        assert failed.value.kind is Break.RESET

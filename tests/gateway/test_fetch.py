@@ -57,7 +57,8 @@ async def test_a_request_says_where_who_and_what() -> None:
         await asked.fetch("/health", 60.0)
         await asked.fetch("/v1/completions", 60.0, {"max_tokens": 1})
         asked.close()
-        host = b"host: 127.0.0.1:%d\r\naccept-encoding: identity\r\nauthorization: Bearer geheim\r\n" % a.port
+        host = b"host: 127.0.0.1:%d\r\nuser-agent: forebay\r\naccept: */*\r\naccept-encoding: identity\r\n" % a.port
+        host += b"authorization: Bearer geheim\r\n"
         assert [(one.head, one.body) for one in a.seen] == [
             (b"GET /gpu/health HTTP/1.1\r\n" + host + b"\r\n", b""),
             (
