@@ -8,7 +8,7 @@ is in no set is "other". Gauges of replicas are read at scrape time, so a remove
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -49,11 +49,12 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         g = self.gauges()
+        self._forget_all_but(g.replicas.keys())
         info = InfoMetricFamily("forebay_build", "Version of the gateway.")
         info.add_metric([], {"version": self._version})
         yield info
         yield from self._of_requests()
-        yield from self._of_attempts(set(g.replicas))
+        yield from self._of_attempts()
         yield from g.of_replicas()
         yield from g.of_gateway()
 
@@ -97,12 +98,16 @@ class Metrics(Collector):
         retries: dict[tuple[str, ...], int] = {(): counted.client_retries}
         yield _counter("forebay_client_retries", "Requests that a client says are retries.", (), retries)
 
-    def _of_attempts(self, replicas: set[str]) -> Iterator[Metric]:
-        """Attempts that end after their replica was removed must not bring its labels back."""
+    def _forget_all_but(self, replicas: Collection[str]) -> None:
+        """Attempts that end after their replica was removed must not bring its labels back. In the turn in which the
+        fleet was looked at: who joins while the page is written is not gone."""
         counted = self.counted
         named = {key[0] for key in (*counted.attempts, *counted.ejections, *counted.returns, *counted.restarts)}
-        for gone in (named | counted.precision.keys()) - replicas:
+        for gone in (named | counted.precision.keys()).difference(replicas):
             counted.forget(gone)
+
+    def _of_attempts(self) -> Iterator[Metric]:
+        counted = self.counted
         yield _counter("forebay_attempts", "Attempts that ended.", ("replica", "outcome", "reason"), counted.attempts)
         yield _counter("forebay_ejections", "Times out of rotation.", ("replica", "reason"), counted.ejections)
         yield _counter("forebay_returns", "Returns to rotation.", ("replica",), counted.returns)

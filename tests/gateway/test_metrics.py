@@ -227,6 +227,19 @@ def test_labels_of_a_removed_replica_vanish_and_late_news_do_not_bring_them_back
     assert [name for name, labels in page(metrics) if ("replica", "a") in labels] == []
 
 
+def test_a_replica_that_joins_while_a_page_is_written_loses_none_of_its_counts() -> None:
+    fleet: dict[str, ReplicaGauges] = {}
+    metrics = Metrics(CLASSES, "0.1.0", lambda: Gauges(replicas=dict(fleet)))
+    being_written = iter(metrics.collect())
+    next(being_written)
+    fleet["a"] = STATE.replicas["a"]
+    metrics.record(finished())
+    metrics.event(Ejected("a", "refused"))
+    assert len(list(being_written)) > 40
+    assert value(metrics, "forebay_attempts_total", replica="a", outcome="success", reason="") == 1
+    assert value(metrics, "forebay_ejections_total", replica="a", reason="refused") == 1
+
+
 def test_unknown_values_are_left_out_and_not_zero() -> None:
     metrics = Metrics(CLASSES, "0.1.0", lambda: STATE)
     assert value(metrics, "forebay_replica_kv_headroom_tokens", replica="a") == 9000
