@@ -14,7 +14,7 @@ Sources: consistent hashing with bounded loads (arXiv 1608.01350); two hash cand
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import deque
 from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
@@ -98,7 +98,8 @@ class Homes:
     def __init__(self) -> None:
         self.ring = Ring()
         self._shares = _Shares(60.0, self.MOST_KEYS)
-        self._heat: OrderedDict[int, _Heat] = OrderedDict()
+        self._heat: dict[int, _Heat] = {}
+        self._order: deque[int] = deque()  # its keys, the first that came first
 
     def place(self, chain: tuple[int, ...], session: str | None, now: float, adapter: str | None = None) -> Placement:
         """The preference list of a request. O(1) in replicas and in what is known.
@@ -150,8 +151,9 @@ class Homes:
         heat = self._heat.get(key)
         if heat is None:
             if len(self._heat) >= self.MOST_KEYS:
-                self._heat.popitem(last=False)
+                del self._heat[self._order.popleft()]
             heat = self._heat[key] = _Heat(now)
+            self._order.append(key)
         if now > heat.at + 1.0 or heat.extra:
             self._cool(heat, now)
         return heat

@@ -12,7 +12,7 @@ exact and wins.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.shared.store import Command, Store
@@ -57,7 +57,8 @@ class PrefixIndex:
         self._stays_s = stays_s
         self._clock = clock
         self._pending: dict[str, tuple[str, float]] = {}  # what is said of a key, and for how long
-        self._written: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._written: dict[tuple[str, str], float] = {}
+        self._order: deque[tuple[tuple[str, str], float]] = deque()  # of `_written`, and of what was there before
 
     def keys(self, chain: Sequence[int]) -> list[str]:
         return [self._key(chain, depth) for depth in asked(len(chain))]
@@ -96,15 +97,18 @@ class PrefixIndex:
         now = self._clock()
         for key, (said, _) in pending.items():
             self._written[key, said] = now
-            self._written.move_to_end((key, said))
-        while len(self._written) > MOST_WRITTEN:
-            self._written.popitem(last=False)
+            self._order.append(((key, said), now))
+        while len(self._order) > MOST_WRITTEN:
+            oldest, at = self._order.popleft()
+            if self._written.get(oldest) == at:  # not written again since
+                del self._written[oldest]
         keys = list(pending)
         return [_remember({key: pending[key] for key in keys[i : i + BATCH]}) for i in range(0, len(keys), BATCH)]
 
     def forget_written(self) -> None:
         """Redis may have lost what we wrote."""
         self._written.clear()
+        self._order.clear()
 
     def _key(self, chain: Sequence[int], depth: int) -> str:
         return self._store.key("p", f"{chain[depth - 1]:016x}")
