@@ -181,13 +181,16 @@ class Prefixes(Collector):
             self._judge(waiting)
         except Exception:
             log.exception("a prompt of request %s could not be judged", waiting.request.id)
-        took = time.thread_time() - begun
-        self.cpu_s += took
-        now, share = time.monotonic(), self.settings.cpu_share
-        self._credit_s = min(BURST_CPU_S, self._credit_s + share * (now - self._credited_at)) - took
-        self._credited_at = now
-        self._next_at = now + took / (max(share, BURST_SHARE) if self._credit_s > 0 else share)
+        self.spent(time.thread_time() - begun)
         self._arm()
+
+    def spent(self, cpu_s: float) -> None:
+        """CPU time that looking took, or bringing here what is looked into: the next look waits for that."""
+        self.cpu_s += cpu_s
+        now, share = time.monotonic(), self.settings.cpu_share
+        self._credit_s = min(BURST_CPU_S, self._credit_s + share * (now - self._credited_at)) - cpu_s
+        self._credited_at = now
+        self._next_at = max(now, self._next_at) + cpu_s / (max(share, BURST_SHARE) if self._credit_s > 0 else share)
 
     def _judge(self, waiting: _Waiting) -> None:
         parts, request, looked = waiting.parts, waiting.request, waiting.looked

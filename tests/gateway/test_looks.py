@@ -21,6 +21,11 @@ class Wanting:
     def __init__(self) -> None:
         self.busy = False
         self.looked: list[str] = []
+        self.paid = 0  # times
+
+    def spent(self, cpu_s: float) -> None:
+        assert cpu_s >= 0.0
+        self.paid += 1
 
     def arrived(self, request: Request) -> str:
         return f"arrival of {request.id}"
@@ -50,7 +55,7 @@ async def test_two_bodies_are_on_their_way_and_the_next_is_sent_for_when_one_is_
         looks.arrived(wanting, remote)
     assert await sent_for() == ["r0", "r1"]
     looks.came(wanting, remotes[1], "chat", BODY)
-    assert (wanting.looked, remotes[1].looked) == (["1.r1"], "looked")
+    assert (wanting.looked, wanting.paid, remotes[1].looked) == (["1.r1"], 1, "looked")
     looks.arrived(wanting, remotes[4])
     looks.arrived(wanting, remotes[5])
     assert await sent_for() == ["r0", "r1", "r4"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from typer.testing import CliRunner, Result
 
+from gateway.prefixes import Prefixes
+from gateway.sections import Prefixes as PrefixesTable
 from loadtests.cli import build
 from loadtests.replica import Fleet, ReplicaSettings
 from tests.gateway.running import Running, running, until
@@ -205,3 +208,14 @@ async def test_a_body_of_odd_shape_is_judged_like_any_other(sim: Fleet) -> None:
             assert isinstance(await g.http.post("/v1/completions", json=body), httpx.Response)
         await until(lambda: not prefixes._waiting)
         assert prefixes.families.samples == 3
+
+
+def test_what_was_spent_delays_the_next_look_by_its_share() -> None:
+    prefixes = Prefixes(PrefixesTable(cpu_share=0.01))
+    before = time.monotonic()
+    prefixes.spent(1.5)  # of the 3 s that may go at a share of 0.15
+    after, first = time.monotonic(), prefixes._next_at
+    assert before + 10.0 <= first <= after + 10.0
+    prefixes.spent(2.0)
+    assert prefixes._next_at == pytest.approx(first + 200.0)
+    assert prefixes.cpu_s == 3.5
