@@ -20,11 +20,13 @@ BUILD ?= compiled
 .PHONY: demo test test-vllm compiled wheel bench bench-vllm lint format clean
 
 $(VENV)/.demo: pyproject.toml
+	@echo 'setting up $(VENV): half a minute to some minutes, by the network'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[loadtests]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml
+	@echo 'setting up $(VENV): half a minute to some minutes, by the network'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
 	touch $@ $(VENV)/.demo

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 WORDS = {
     *("by", "without", "on", "ignoring", "group_left", "group_right", "and", "or", "unless", "bool", "offset", "inf"),
-    *("sum", "min", "max", "avg", "count", "rate", "increase", "histogram_quantile", "round", "le"),
+    *("sum", "min", "max", "avg", "count", "rate", "increase", "changes", "histogram_quantile", "round", "le"),
 }
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 _SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(\{[^}]*\})?")
