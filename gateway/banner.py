@@ -60,9 +60,11 @@ def example(gateway: Gateway, address: str) -> str:
     return f"curl -N {address}/v1/chat/completions {key}-H 'content-type: application/json' -d {quoted}"
 
 
-def settings(config: Config) -> Table:
-    """What a configuration means, in a few lines."""
+def settings(config: Config, address: str = "") -> Table:
+    """What a configuration means, in a few lines; with `address` also where it would listen."""
     table = Table(show_header=False, box=None, padding=(0, 2), title="Configuration is valid", title_justify="left")
+    if address:
+        table.add_row("listens on", address)
     arm = config.arm()
     parts = [
         name
@@ -81,6 +83,8 @@ def settings(config: Config) -> Table:
     count = config.workers.count
     table.add_row("workers", f"{count}, and a core that decides" if count > 1 else "1; everything in one process")
     table.add_row("journal", config.journal.path or "none")
+    if config.redis.url:
+        table.add_row("redis", f"{config.redis.url}, shared by all gateways with the prefix {config.redis.key_prefix}")
     return table
 
 

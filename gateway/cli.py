@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gateway import banner, plain_lines, sockets
 from gateway.config import Config, ConfigError, load
+from gateway.surroundings import lacking, no_journal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 ONLY_CHECK = "FOREBAY_ONLY_CHECK"  # set where a running supervisor asks whether this program could take its place
@@ -58,6 +59,8 @@ def serve(
             raise ConfigError(["there is no replica: give --replica URL, or --config FILE with a [[replicas]] table"])
     except ConfigError as e:
         _mistakes(e)
+    if (said := no_journal(settings)) is not None:  # a core that dies of it would be started again and again
+        _fail(said)
     if settings.workers.count > 1:
         _several(settings, config, overrides)
     if os.environ.get(ONLY_CHECK):
@@ -125,15 +128,13 @@ def check(
 
     Example: forebay check --config gateway.toml
     """
-    from gateway.surroundings import lacking
-
     try:
         settings = load(config)
         if lines := lacking(settings):
             raise ConfigError(lines)
     except ConfigError as e:
         _mistakes(e)
-    Console().print(banner.settings(settings))
+    Console().print(banner.settings(settings, f"{settings.listen.host}:{settings.listen.port}"))
 
 
 def _mistakes(error: ConfigError) -> NoReturn:

@@ -28,9 +28,16 @@ def lacking(config: Config, environ: Mapping[str, str] = os.environ) -> list[str
         if not environ.get(variable)
     ]
     lines += key_mistakes(config.replicas, environ)
-    if config.journal.path and (said := _no_file(Path(config.journal.path))):
-        lines.append(f'journal.path = "{config.journal.path}": {said}')
+    if (said := no_journal(config)) is not None:
+        lines.append(said)
     return lines
+
+
+def no_journal(config: Config) -> str | None:
+    """A line where the journal has no place; None where it has one, or is off."""
+    path = config.journal.path
+    said = _no_file(Path(path)) if path else None
+    return None if said is None else f'journal.path = "{path}": {said}'
 
 
 def _variables(config: Config) -> Iterator[tuple[str, str]]:

@@ -113,6 +113,17 @@ def test_check_says_where_replicas_come_from(tmp_path: Path) -> None:
     assert "those of r.toml; EndpointSlices with app=vllm" in answer.output
 
 
+def test_check_says_where_it_would_listen_and_what_it_shares(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('listen.port = 8081\n[redis]\nurl = "redis://10.0.0.5:6379/0"\n')
+    answer = run(app, ["check", "--config", str(file)])
+    rows = {
+        line.strip().partition("  ")[0]: line.strip().partition("  ")[2].strip() for line in answer.output.splitlines()
+    }
+    assert rows["listens on"] == "127.0.0.1:8081"
+    assert rows["redis"].startswith("redis://10.0.0.5:6379/0, shared by")
+
+
 def test_serve_without_any_replica_says_what_is_missing() -> None:
     answer = run(app, ["serve"])
     assert answer.exit_code == 2
@@ -144,9 +155,11 @@ def test_a_port_that_is_taken_is_one_line_and_exit_1() -> None:
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in answer.stderr
 
 
-def test_a_journal_that_cannot_be_opened_is_one_line_and_exit_1(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_journal_that_cannot_be_opened_is_one_line_and_exit_1(tmp_path: Path, workers: str) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(f'[journal]\npath = "{tmp_path}/gone/journal.jsonl"\n')
-    answer = run(app, ["serve", "--config", str(file), "--port", "0"])
+    answer = run(app, ["serve", "--config", str(file), "--port", "0", "--workers", workers])
     assert answer.exit_code == 1
-    assert answer.stderr == f"{tmp_path}/gone/journal.jsonl: No such file or directory\n"
+    told = f"there is no folder {tmp_path}/gone; make it, or name a file in one that is there"
+    assert answer.stderr == f'journal.path = "{tmp_path}/gone/journal.jsonl": {told}\n'
