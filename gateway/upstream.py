@@ -43,6 +43,7 @@ class Pool:
             raise ValueError(f"replica url {url!r}: must be http://HOST[:PORT][/PREFIX] or https://...")
         self.url = url
         self.host: str = parts.hostname
+        self.is_address = ":" in self.host or self.host.replace(".", "").isdigit()  # and no name to be looked up
         self.tls = parts.scheme == "https"
         self.port = parts.port or (443 if self.tls else 80)
         self.prefix = parts.path.rstrip("/").encode()
