@@ -23,6 +23,7 @@ from gateway.signals import Sign
 from gateway.upstream import Pool
 
 MOST_BYTES = 16 * 1024 * 1024  # of an answer; vLLM's pages of metrics have 50 KB
+SIGNS = {Break.NO_SOCKET: Sign.OURS, Break.REFUSED: Sign.REFUSED, Break.CONNECT_TIMEOUT: Sign.PROBE_LATE}
 
 
 class FetchError(Exception):
@@ -70,7 +71,7 @@ class Fetcher:
                 except _StaleError:
                     return await _exchange(await connect(pool), method, message)
         except TimeoutError:
-            raise FetchTimeoutError(f"took longer than {timeout_s:g} s") from None
+            raise FetchTimeoutError(f"took longer than {timeout_s:g} s", Sign.PROBE_LATE) from None
         except ConnectError as e:
             raise FetchError(f"could not be read: {e}", _sign(e)) from None
         except _StaleError:
@@ -80,7 +81,7 @@ class Fetcher:
 def _sign(error: ConnectError) -> Sign:
     if isinstance(error.cause, ssl.SSLError):
         return Sign.TLS
-    return {Break.NO_SOCKET: Sign.OURS, Break.REFUSED: Sign.REFUSED}.get(error.kind, Sign.PROBE_FAILED)
+    return SIGNS.get(error.kind, Sign.PROBE_FAILED)
 
 
 def _message(pool: Pool, method: bytes, path: str, body: Any) -> bytes:

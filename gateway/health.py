@@ -23,7 +23,7 @@ from policies.model import Ejected, FleetEvent, Returned, Scraped
 BUCKETS = 10  # of the failure window
 STUCK_SCRAPES = 3  # scrapes without an engine step before `hang_s` may count
 TOLD_BY_PROBE = frozenset(  # /health does not lie here
-    {Sign.REFUSED, Sign.CONNECT_TIMEOUT, Sign.TLS, Sign.ENGINE_DEAD, Sign.PROBE_FAILED}
+    {Sign.REFUSED, Sign.CONNECT_TIMEOUT, Sign.TLS, Sign.ENGINE_DEAD, Sign.PROBE_FAILED, Sign.PROBE_LATE}
 )
 
 
@@ -62,6 +62,7 @@ class Record:
     failed_probes: int = 0
     refused_since: float | None = None  # every probe since then found the port shut, and nothing was scraped
     good_attempts: int = 0  # since it returned
+    good_before: int = 0  # of these, those before the last probe
     window: deque[list[float]] = field(default_factory=lambda: deque(maxlen=BUCKETS))
     beat: Beat = field(default_factory=Beat)
     models: frozenset[str] = frozenset()
@@ -173,6 +174,11 @@ class FleetHealth:
             r.refused_since = None
         elif r.refused_since is None:
             r.refused_since = now
+        answers = r.good_attempts != r.good_before
+        r.good_before = r.good_attempts
+        if failure is Sign.PROBE_LATE and answers:
+            r.failed_probes = 0  # so busy that only /health is late; without it the others would be that busy next
+            return []
         if failure is None:
             r.failed_probes = 0
             if r.phase is Phase.STARTING:
@@ -262,7 +268,7 @@ class FleetHealth:
 
     def _return(self, replica_id: str, r: Record, now: float) -> list[FleetEvent]:
         r.phase, r.reason, r.statistical, r.canary = Phase.HALF_OPEN, "", False, False
-        r.failed_in_row = r.good_attempts = 0
+        r.failed_in_row = r.good_attempts = r.good_before = 0
         r.beat.stuck_scrapes = 0
         r.beat.engines = {}
         return [Returned(replica_id, half_open=True)]

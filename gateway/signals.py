@@ -31,7 +31,8 @@ class Sign(Enum):
     PROTOCOL = "protocol"  # bytes that are no HTTP
     HUNG = "hung"  # requests in flight and no engine step
     ASLEEP = "asleep"  # engine_sleep_state{awake} = 0
-    PROBE_FAILED = "probe_failed"  # /health timed out or answered something else
+    PROBE_FAILED = "probe_failed"  # /health answered something else, or broke off
+    PROBE_LATE = "probe_late"  # no answer to /health in time
 
 
 HARD = frozenset({Sign.REFUSED, Sign.TLS, Sign.ABORT, Sign.ENGINE_DEAD, Sign.HUNG, Sign.ASLEEP})

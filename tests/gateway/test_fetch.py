@@ -195,7 +195,7 @@ async def test_signs_of_a_replica_that_cannot_be_asked(tmp_path: Path) -> None:
         trusted.close()
 
     async with replica(endless(b"", stalls=True)) as silent:
-        assert await probe.health(fetcher(silent), 0.2) is Sign.PROBE_FAILED
+        assert await probe.health(fetcher(silent), 0.2) is Sign.PROBE_LATE
         one = Replica("r0", f"http://127.0.0.1:{silent.port}")
         assert await probe.token(Fetcher(one), one, 0.2) is Sign.FIRST_EVENT_TIMEOUT
 
