@@ -248,7 +248,7 @@ class Health(Table):
     probe_timeout_s: Seconds = 2.0
     """Longest time for one probe."""
     probe_failures: int = Field(default=2, ge=1)
-    """Failed probes in a row that eject a replica; one refused connect does, a late answer only if nothing else came."""
+    """Failed probes in a row that eject a replica; one refused connect does, late ones only if nothing else came."""
     canary: bool = True
     """Asks an ejected replica for one token before it returns, since /health stays 200 while an engine hangs."""
     canary_timeout_s: Seconds = 10.0
