@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
+import socket
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -111,8 +113,19 @@ def replica(
         )
         _run(settings, count, host, port)
     except (ValueError, OSError) as problem:
-        typer.echo(f"forebay replica: {problem}", err=True)
+        typer.echo(f"forebay replica: {_no_socket(problem, host, port, count) or problem}", err=True)
         raise typer.Exit(2) from None
+
+
+def _no_socket(problem: Exception, host: str, port: int, count: int) -> str | None:
+    """The line where it may not listen; None for another problem."""
+    if isinstance(problem, socket.gaierror):
+        return f"--host {host}: {problem.strerror}; an address of this machine would be right"
+    if not isinstance(problem, OSError) or problem.filename is not None:
+        return None
+    ports = f"--port {port}" if count == 1 else f"--port {port} --count {count}"
+    why = os.strerror(problem.errno) if problem.errno else str(problem)
+    return f"--host {host} {ports}: cannot listen there: {why}; another --host or --port would be right"
 
 
 def _run(settings: ReplicaSettings, count: int, host: str, port: int) -> None:

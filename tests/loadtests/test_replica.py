@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,7 +13,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from loadtests import cli
+from loadtests import cli, ports
 from loadtests.replica import Fleet
 from tests.loadtests.on_wire import CAPTURES, SETTINGS, raw, start_stream, until
 
@@ -288,6 +289,16 @@ def test_ports_beyond_the_last_are_refused_and_not_counted_round() -> None:
     result = CliRunner().invoke(cli.build(["replica"]), ["replica", "--port", "65534", "--count", "4"])
     said = "forebay replica: --port 65534 --count 4: the last port would be 65537; at most 65535 would be right\n"
     assert (result.exit_code, result.stderr) == (2, said)
+
+
+def test_a_port_that_another_has_is_named() -> None:
+    with ports.hold() as taken:
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(cli.build(["replica"]), ["replica", "--port", port])
+    gc.unfreeze()  # the command freezes what it has, and this process goes on
+    why = "cannot listen there: Address already in use; another --host or --port would be right"
+    assert (result.exit_code, result.stderr) == (2, f"forebay replica: --host 127.0.0.1 --port {port}: {why}\n")
 
 
 async def test_metrics_are_read_by_the_gateway_as_vllms_own(fleet: Fleet, client: httpx.AsyncClient) -> None:
