@@ -257,8 +257,9 @@ class RemoteScheduler:
                 if self._link is not None:
                     self._link.tell([To.KEEP, id, entry.replica_id])
                 return
+            before = entry.tried
             self._off(entry)
-            entry.held = True
+            entry.tried, entry.held = before, True  # it did not fail there, and may go there again
         elif isinstance(decision, Shed):
             del self._open[id]
             if entry.known:
