@@ -75,10 +75,15 @@ async def _serve(
 ) -> None:
     admission = exchange.admission
     assert admission is not None
+    failed: tuple[Failure, Result] | None = None  # what the attempt before came to
     while True:
         if attempt is None:
             decision = await _decided(exchange) if exchange.decision is None else exchange.take_decision()
             if isinstance(decision, Shed):
+                if failed is not None and decision.reason == "no_replica":  # no other: a core elsewhere says so late
+                    exchange.proxy.budget.give_back()
+                    exchange.give_up(*failed)
+                    return
                 raise exchange.proxy.refusal(admission, decision, exchange.record)
             assert isinstance(decision, Dispatch)
             attempt = exchange.begun(admission, decision)
@@ -99,6 +104,7 @@ async def _serve(
         if failure is not retry.PREEMPTED and not exchange.again(admission, failure):
             exchange.give_up(failure, result)
             return
+        failed = None if failure is retry.PREEMPTED else (failure, result)
         attempt, sent, judged = None, False, None
 
 
