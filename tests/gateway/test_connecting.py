@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -28,10 +29,8 @@ def full_queue(address: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
         listening = held.enter_context(socket.socket())
         listening.bind((address, port))
         listening.listen(0)
-        for _ in range(4):
-            waiting = held.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(listening.getsockname())
+        held.enter_context(socket.create_connection(listening.getsockname()))
+        select.select([listening], [], [])  # that one is in the queue, which has room for one
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
@@ -123,17 +122,16 @@ async def test_of_a_name_with_several_addresses_one_that_is_alive_is_enough(name
 
 
 async def test_a_name_none_of_whose_addresses_is_alive_says_what_the_last_one_said(named: Callable[..., None]) -> None:
-    async with replica(playing(GOOD_WHOLE)) as gone:
-        pass
-    named("127.0.0.2", "127.0.0.1")
-    with pytest.raises(ConnectError) as refused:
-        await connect(Pool(f"http://replica.example:{gone.port}", connect_timeout_s=60.0))
-    assert refused.value.kind is Break.REFUSED
-    with full_queue("127.0.0.2", gone.port), full_queue("127.0.0.3", gone.port):
+    async with replica(playing(GOOD_WHOLE)) as a:  # at another address, so that nobody takes its port
+        url = f"http://replica.example:{a.port}"
         named("127.0.0.2", "127.0.0.3")
-        with pytest.raises(ConnectError) as late:
-            await connect(Pool(f"http://replica.example:{gone.port}", connect_timeout_s=0.3))
-        assert late.value.kind is Break.CONNECT_TIMEOUT
+        with pytest.raises(ConnectError) as refused:
+            await connect(Pool(url, connect_timeout_s=60.0))
+        assert refused.value.kind is Break.REFUSED
+        with full_queue("127.0.0.2", a.port), full_queue("127.0.0.3", a.port):
+            with pytest.raises(ConnectError) as late:
+                await connect(Pool(url, connect_timeout_s=0.3))
+            assert late.value.kind is Break.CONNECT_TIMEOUT
     await until(lambda: not tries())
 
 
