@@ -1,10 +1,11 @@
 """The shell around prompt families: which requests are looked into, when, and where their tokens are counted.
 
 Every admitted request with a chain costs a few dictionary lookups here. The few that are worth a look are queued with
-their canonical parts (at most 256, together about 8 MB) and judged from a timer, one at a time. After one that took t
-seconds of CPU the next waits t / cpu_share (after quiet times t / 0.15, for 3 s of CPU in all), so looking costs at
-most that share of a core in the long run and never delays the event that brought the request. What finds no room is
-counted on the next sample of its kind. No text outlives the look, unless `samples` is on.
+their canonical parts (at most 256, together about 8 MB) and judged from a timer, one at a time and in steps of half a
+millisecond, since whatever comes meanwhile waits for one. After a step that took t seconds of CPU the next look waits
+t / cpu_share longer (after quiet times t / 0.15, for 3 s of CPU in all), so looking costs at most that share of a core
+in the long run. What finds no room is counted on the next sample of its kind. No text outlives the look, unless
+`samples` is on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -30,7 +31,7 @@ from gateway.sections import Prefixes as PrefixesTable
 from policies import canonical
 from policies.families import Arrival, Families, Family, Sample
 from policies.model import Outcome, Request
-from policies.phrases import phrases
+from policies.phrases import Phrases, cutting
 from policies.places import path
 from policies.prefix_report import report
 
@@ -43,6 +44,7 @@ MOST_WAITING_BYTES = 8 << 20
 BURST_CPU_S, BURST_SHARE = 3.0, 0.15  # after quiet times, and at the start: so much CPU may be spent so fast
 MOST_BODY_BYTES = 1 << 20
 LEAST_WAIT_S = 0.02
+STEP_S, PAUSE_S = 0.0005, 0.001  # of a look, and between two of them
 AROUND = 40  # bytes on either side of a split, where samples are on
 TOTALS = ("requests", "prompt", "measured_prompt", "cached", "predicted", "cacheable")
 log = logging.getLogger("forebay.prefixes")
@@ -60,12 +62,16 @@ class Looked:
 
 @dataclass(slots=True)
 class _Waiting:
+    """`cut` is what its phrases come to, `steps` the cutting of the rest."""
+
     api: str
     document: Mapping[str, Any]
     parts: list[bytes]
     request: Request
     arrival: Arrival
     looked: Looked
+    cut: Phrases = field(default_factory=Phrases)
+    steps: Iterator[None] | None = None
 
 
 class Prefixes(Collector):
@@ -85,6 +91,7 @@ class Prefixes(Collector):
         self._credit_s = BURST_CPU_S  # CPU time that may be spent faster than `cpu_share`
         self._credited_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
+        self._now: _Waiting | None = None  # is looked into
         self._next_at = 0.0  # when the budget allows another look
         self._since = time.monotonic()
 
@@ -115,6 +122,11 @@ class Prefixes(Collector):
     def busy(self) -> bool:
         """Whether what it has will take the budget's time: not worth sending a body for."""
         return len(self._waiting) >= AHEAD
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything is looked at."""
+        return not self._waiting and self._now is None
 
     def look(
         self, api: str, document: Mapping[str, Any], parts: list[bytes], request: Request, arrival: Arrival
@@ -171,18 +183,40 @@ class Prefixes(Collector):
             self._timer = None
         self._waiting.clear()
         self._waiting_bytes = 0
+        self._now = None
 
     def _look(self) -> None:
+        """One step."""
         self._timer = None
-        waiting = self._waiting.popleft()
-        self._waiting_bytes -= waiting.request.prompt_bytes
+        waiting = self._now
+        if waiting is None:
+            waiting = self._now = self._waiting.popleft()
+            self._waiting_bytes -= waiting.request.prompt_bytes
+            waiting.steps = cutting(waiting.cut, waiting.parts, waiting.document, self._seed)
         begun = time.thread_time()
         try:
-            self._judge(waiting)
+            over = self._step(waiting)
         except Exception:
             log.exception("a prompt of request %s could not be judged", waiting.request.id)
+            over = True
         self.spent(time.thread_time() - begun)
-        self._arm()
+        if over:
+            self._now = None
+            self._arm()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._look)
+
+    def _step(self, waiting: _Waiting) -> bool:
+        """Cuts for a while, or judges what is cut; whether it is judged."""
+        if waiting.steps is None:
+            self._judge(waiting)
+            return True
+        until = time.perf_counter() + STEP_S
+        for _ in waiting.steps:
+            if time.perf_counter() >= until:
+                return False
+        waiting.steps = None
+        return False
 
     def spent(self, cpu_s: float) -> None:
         """CPU time that looking took, or bringing here what is looked into: the next look waits for that."""
@@ -196,7 +230,7 @@ class Prefixes(Collector):
         parts, request, looked = waiting.parts, waiting.request, waiting.looked
         stream = b"".join(parts)
         sample = Sample(
-            phrases(parts, waiting.document, self._seed),
+            waiting.cut,
             self._seed,
             request.adapter or request.model,
             request.tenant,

@@ -4,14 +4,15 @@ Chunks of 256 bytes say where two prompts part; they cannot say what comes toget
 byte moves every later chunk. Phrases end where text ends them (line ends, punctuation before a space, about 256 bytes
 at most), so the same sentence has the same hash wherever it stands. A tool is one phrase, hashed with its keys in
 order; how it was spelled is a second hash. Hashes are seeded with a secret of the process and with the model, and
-stand for at most the first 64 KB. Trade-off: about 50 us per KB, which is why only samples are cut (`families.py`).
+stand for at most the first 64 KB. Trade-off: about 50 us per KB, which is why only samples are cut (`families.py`), and
+a phrase at a time where others wait (`cutting`).
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,22 +55,29 @@ class Phrases:
 
 def phrases(parts: Sequence[bytes], document: Mapping[str, Any], seed: int) -> Phrases:
     """Cuts the canonical `parts` of a request; `document` is the body they were made of, `seed` a secret."""
-    made, at = Phrases(), 0
+    made = Phrases()
+    for _ in cutting(made, parts, document, seed):
+        pass
+    return made
+
+
+def cutting(made: Phrases, parts: Sequence[bytes], document: Mapping[str, Any], seed: int) -> Iterator[None]:
+    """The same into `made`, a phrase a step."""
+    at = 0
     for number, (data, tag) in enumerate(zip(parts[::2], parts[1::2], strict=False)):
         kind = KINDS[tag[1]]
         if kind == "model" or kind == "adapter":
             seed = xxh3_64_intdigest(data, seed)
         elif kind == _TOOLS:
-            _tools(made, document.get("tools"), data, at, number, seed)
+            yield from _tools(made, document.get("tools"), data, at, number, seed)
         elif kind not in _SKIPPED and data:
-            _text(made, data, at, number, seed)
+            yield from _text(made, data, at, number, seed)
         at += len(data) + len(tag)
         if at >= MOST_BYTES or len(made) >= MOST_PHRASES:
             break
-    return made
 
 
-def _text(made: Phrases, data: bytes, at: int, number: int, seed: int) -> None:
+def _text(made: Phrases, data: bytes, at: int, number: int, seed: int) -> Iterator[None]:
     begin, size = 0, min(len(data), MOST_BYTES)
     for end in _ends(data, size):
         if len(made) >= MOST_PHRASES:
@@ -77,24 +85,30 @@ def _text(made: Phrases, data: bytes, at: int, number: int, seed: int) -> None:
         piece = data[begin:end]
         made.add(xxh3_64_intdigest(piece, seed), at + begin, len(piece), number)
         begin = end
+        yield
 
 
-def _ends(data: bytes, size: int) -> list[int]:
+def _ends(data: bytes, size: int) -> Iterator[int]:
     """Where phrases of a text end."""
-    ends: list[int] = []
     last = 0
-    marks = [(m.end(), data[m.start()] == 10) for m in _END.finditer(data, 0, size)]
-    if not marks or marks[-1][0] < size:
-        marks.append((size, True))
-    for end, line in marks:
+    for end, line in _marks(data, size):
         if end - last < SHORT and not line:
             continue
         while end - last > LONG and (cut := _inner(data, last + LEAST, min(end - SHORT, last + 2 * LONG))):
-            ends.append(cut)
+            yield cut
             last = cut
-        ends.append(end)
+        yield end
         last = end
-    return ends
+
+
+def _marks(data: bytes, size: int) -> Iterator[tuple[int, bool]]:
+    """Where they may end, and whether a line does."""
+    end = 0
+    for mark in _END.finditer(data, 0, size):
+        end = mark.end()
+        yield end, data[mark.start()] == 10
+    if not end or end < size:
+        yield size, True
 
 
 def _inner(data: bytes, begin: int, end: int) -> int:
@@ -105,10 +119,10 @@ def _inner(data: bytes, begin: int, end: int) -> int:
     return 0
 
 
-def _tools(made: Phrases, tools: Any, data: bytes, at: int, number: int, seed: int) -> None:
+def _tools(made: Phrases, tools: Any, data: bytes, at: int, number: int, seed: int) -> Iterator[None]:
     """One phrase per tool. `data` is the list as JSON, so a tool starts behind the bracket or comma before it."""
     if not isinstance(tools, list):
-        _text(made, data, at, number, seed)
+        yield from _text(made, data, at, number, seed)
         return
     made.tools_at = len(made)
     offset = at + 1
@@ -122,4 +136,5 @@ def _tools(made: Phrases, tools: Any, data: bytes, at: int, number: int, seed: i
         hashed = xxh3_64_intdigest(ordered, seed)
         made.add(hashed, offset, len(sent) + 1, number, xxh3_64_intdigest(sent, seed))
         offset += len(sent) + 1
+        yield
     made.tools = len(made) - made.tools_at

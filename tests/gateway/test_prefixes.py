@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ async def talk(g: Running, requests: int = 12) -> None:
             assert (await g.chat(messages=messages)).status_code == 200
     prefixes = g.gateway.prefixes
     assert prefixes is not None
-    await until(lambda: not prefixes._waiting)
+    await until(lambda: prefixes.idle)
 
 
 async def told(g: Running) -> dict[str, Any]:
@@ -189,14 +189,36 @@ def test_help_has_an_example() -> None:
 async def test_a_prompt_that_cannot_be_judged_costs_nobody_anything(
     sim: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: Any, **__: Any) -> None:
+    def broken(*_: Any, **__: Any) -> Iterator[None]:
+        yield
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gateway.prefixes.phrases", broken)
+    monkeypatch.setattr("gateway.prefixes.cutting", broken)
     async with running(*sim.urls, **LOOKING) as g:
         await talk(g, 2)
         assert (await told(g))["families"] == []
     assert "could not be judged" in caplog.text
+
+
+async def test_a_long_prompt_is_looked_into_in_steps_between_which_others_run(
+    sim: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.prefixes.STEP_S", 0.0)  # a phrase each
+    async with running(*sim.urls, **LOOKING) as g:
+        prefixes = g.gateway.prefixes
+        assert prefixes is not None
+        step, steps = prefixes._step, []
+
+        def counted(waiting: Any) -> bool:
+            steps.append(len(waiting.cut))
+            return step(waiting)
+
+        monkeypatch.setattr(prefixes, "_step", counted)
+        lines = "".join(f"line {n:04}, of as many bytes as any\n" for n in range(100))
+        assert (await g.chat(messages=[{"role": "user", "content": lines}])).status_code == 200
+        await until(lambda: prefixes.idle and len(steps) > 0)
+        assert steps == [*range(101), 100], "a phrase a step, then the end of them is seen, then it is judged"
+        assert prefixes.families.samples == 1
 
 
 async def test_a_body_of_odd_shape_is_judged_like_any_other(sim: Fleet) -> None:
@@ -206,7 +228,7 @@ async def test_a_body_of_odd_shape_is_judged_like_any_other(sim: Fleet) -> None:
         body = {"model": "sim", "prompt": [list(range(1000)), "x" * 900], "tools": {"a": "b" * 400}, "max_tokens": 1}
         for _ in range(3):
             assert isinstance(await g.http.post("/v1/completions", json=body), httpx.Response)
-        await until(lambda: not prefixes._waiting)
+        await until(lambda: prefixes.idle)
         assert prefixes.families.samples == 3
 
 
