@@ -99,9 +99,17 @@ def ratios(results: Results, bar: Bar) -> list[float]:
 
 
 def measure(
-    contenders: Sequence[Contender], scenarios: Sequence[Scenario], rounds: int, round_s: float, console: Console
+    contenders: Sequence[Contender],
+    scenarios: Sequence[Scenario],
+    rounds: int,
+    round_s: float,
+    console: Console,
+    settle_s: float = 0.0,
 ) -> Results:
-    """Runs everything. Raises NotReadyError if a contender does not start; failed requests are counted."""
+    """Runs everything. Raises NotReadyError if a contender does not start; failed requests are counted.
+
+    settle_s: for so long each is loaded with its longest prompts before. A gateway that starts may spend more on
+    looking into prompts, for 20 s of such a load, and how long that lasts beside others is not the same for all."""
     load_core, gateway_core = two_cores()
     results: Results = {s.name: {c.name: Measured() for c in contenders} for s in scenarios}
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder, ExitStack() as running:
@@ -147,7 +155,13 @@ def measure(
         steps = len(scenarios) * len(contenders) * (rounds + 1)
         columns = (TextColumn("{task.description:<45}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("", total=steps)
+            settling = contenders if settle_s else ()
+            task = progress.add_task("", total=steps + len(settling))
+            longest = max(scenarios, key=lambda one: one.prompt_bytes)
+            for contender in settling:
+                progress.update(task, description=f"{contender.name} settles")
+                one(longest, contender.name, settle_s)
+                progress.advance(task)
             for scenario in scenarios:
                 for turn in range(-1, rounds):  # the first turn warms up and is thrown away
                     for contender in contenders:

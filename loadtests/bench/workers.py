@@ -30,6 +30,7 @@ OPEN = 256  # connections of the open loop
 STEP = 1 / (
     15 + (1 + 5**0.5) / 2
 )  # of a period, between two connections that open: what they send is spread evenly then
+SETTLE_S = 25.0
 TOLD_S = 1.1  # workers tell the core what they counted once a second
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 MOST_PER_EVENT, MOST_PER_REQUEST, MOST_P99_S = 1.11, 1.5, 0.001
@@ -63,7 +64,7 @@ def answers(port: int) -> Answers:
 def beside_one(policy: str, workers: int, rounds: int, round_s: float, console: Console) -> cost.Results:
     """Every scenario of `cost.py`, one process and several."""
     contenders = [forebay(policy), forebay(policy, workers)]
-    return cost.measure(contenders, cost.SCENARIOS, rounds, round_s, console)
+    return cost.measure(contenders, cost.SCENARIOS, rounds, round_s, console, SETTLE_S)
 
 
 def bars(results: cost.Results, policy: str, workers: int) -> Sequence[cost.Bar]:
