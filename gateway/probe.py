@@ -14,9 +14,9 @@ from gateway.replica import Replica
 from gateway.signals import Sign
 
 
-async def health(replica: Fetcher, timeout_s: float) -> Sign | None:
+async def health(asked: Fetcher, timeout_s: float) -> Sign | None:
     try:
-        status, _ = await replica.fetch("/health", timeout_s)
+        status, _ = await asked.fetch("/health", timeout_s)
     except FetchError as e:
         return e.sign
     if status == 503:
