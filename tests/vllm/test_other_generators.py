@@ -76,9 +76,10 @@ def test_guidellm_runs_unchanged_through_the_gateway(
         tmp_path,
     )  # fmt: skip
     (benchmark,) = json.loads((tmp_path / "benchmarks.json").read_text())["benchmarks"]
-    # its metrics are of a window that ends with the sixth end it hears of: of two at once, one may fall out of it
-    made = benchmark["scheduler_metrics"]["requests_made"]
-    assert (made["successful"], made["errored"], made["incomplete"]) == (6, 0, 0)
+    # it may count five: it announces its end before it hands over the sixth, and leaves where its poll falls between
+    # (scheduler/worker_group.py, `received_callback` and `request_updates`). What was served the gateway counts
+    state = benchmark["scheduler_state"]
+    assert (state["created_requests"], state["errored_requests"], state["cancelled_requests"]) == (6, 0, 0)
     served = benchmark["requests"]["successful"]
     assert served
     assert all(request["time_to_first_token_ms"] > 0.0 for request in served)
