@@ -9,7 +9,7 @@ close: a half-close would leave the request running for up to half a second.
 from __future__ import annotations
 
 import asyncio
-import time
+import select
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -61,13 +61,14 @@ class UpstreamConnection:
     """An `asyncio.Protocol` in all but name. Not thread safe; owned by its pool, lent to one receiver at a time."""
 
     __slots__ = (
-        "_body_left", "_decoder", "_head", "_head_bytes", "_keep", "_method", "_paused", "_receiver", "_saw_byte",
-        "closed", "idle_since", "pool", "requests", "transport",
+        "_body_left", "_decoder", "_head", "_head_bytes", "_keep", "_method", "_paused", "_poll", "_receiver",
+        "_saw_byte", "closed", "idle_since", "pool", "requests", "transport",
     )  # fmt: skip
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._poll: select.poll | None = None
         self.closed = False
         self.requests = 0
         self.idle_since = 0.0
@@ -97,6 +98,15 @@ class UpstreamConnection:
             self.transport.write(parts[0])
         else:
             self.transport.writelines(parts)
+
+    def spoilt(self) -> bool:
+        """Whether something came while it was idle that the loop has not read yet: its end, or bytes that nobody asked
+        for, which would be taken for the next answer. Asking costs 0.4 us."""
+        poll = self._poll
+        if poll is None:
+            poll = self._poll = select.poll()
+            poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def abort(self) -> None:
         """Gives the exchange up: no more callbacks, full close now."""
@@ -221,7 +231,6 @@ class UpstreamConnection:
         """The response is over: the connection is free for another, or closed."""
         self._receiver = self._decoder = None
         if self._keep:
-            self.idle_since = time.monotonic()
             if self._paused:
                 self.resume_reading()
             self.pool.give(self)

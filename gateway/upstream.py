@@ -64,15 +64,19 @@ class Pool:
         return PoolStats(len(self._all), len(self._idle), self._connects, self._failed, self._reused)
 
     def take(self) -> UpstreamConnection | None:
-        """An idle connection that is young enough, or None: then `connecting.connect`."""
+        """An idle connection that is young enough and still alive, or None: then `connecting.connect`."""
         idle = self._idle
-        if idle:
+        while idle:
             connection = idle.pop()
-            if time.monotonic() - connection.idle_since < self.idle_s:
-                self._reused += 1
-                return connection
-            idle.append(connection)
-            self._retire()
+            if time.monotonic() - connection.idle_since >= self.idle_s:
+                idle.append(connection)
+                self._retire()
+                return None
+            if connection.transport.is_closing() or connection.spoilt():
+                connection.close()
+                continue
+            self._reused += 1
+            return connection
         return None
 
     def secured(self) -> ssl.SSLContext | None:
@@ -91,10 +95,11 @@ class Pool:
         self._failed += 1
 
     def give(self, connection: UpstreamConnection) -> None:
-        """Takes a connection back whose response has ended cleanly."""
+        """Takes a connection back whose response has ended cleanly, or that was not needed."""
         if self._closed or connection.closed:
             connection.close()
             return
+        connection.idle_since = time.monotonic()
         self._idle.append(connection)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.idle_s, self._retire)
