@@ -35,6 +35,18 @@ QUICK_ROUNDS, ROUNDS = 3, 15
 ROUND_S = 1.0  # many short rounds: what else a machine does comes in seconds
 
 
+Named = Annotated[list[str] | None, typer.Option("--scenario", help="only scenarios whose name holds this text")]
+
+
+def scenarios(named: list[str] | None) -> list[cost.Scenario]:
+    """Those whose name holds one of the texts."""
+    wanted = [s for s in cost.SCENARIOS if not named or any(text in s.name for text in named)]
+    if not wanted:
+        console.print(f"--scenario: none of {', '.join(s.name for s in cost.SCENARIOS)} holds {named}")
+        raise typer.Exit(2)
+    return wanted
+
+
 @app.callback()
 def run(
     context: typer.Context,
@@ -42,7 +54,7 @@ def run(
     policy: Annotated[
         list[str] | None, typer.Option(help="policy of our gateway; again for more (forebay: everything on)")
     ] = None,
-    scenario: Annotated[list[str] | None, typer.Option(help="only scenarios whose name holds this text")] = None,
+    scenario: Named = None,
     router: Annotated[bool, typer.Option(help="measure vllm-router beside it")] = True,
     out: Annotated[Path | None, typer.Option(help="write the numbers as JSON into this file")] = None,
 ) -> None:
@@ -52,10 +64,7 @@ def run(
     """
     if context.invoked_subcommand is not None:
         return
-    wanted = [s for s in cost.SCENARIOS if not scenario or any(text in s.name for text in scenario)]
-    if not wanted:
-        console.print(f"--scenario: none of {', '.join(s.name for s in cost.SCENARIOS)} holds {scenario}")
-        raise typer.Exit(2)
+    wanted = scenarios(scenario)
     contenders: list[Contender] = [forebay(name) for name in policy or ["round_robin", "least_request", "forebay"]]
     if router:
         executable = router_executable(console)
@@ -209,14 +218,19 @@ def workers_command(
     workers: Annotated[int, typer.Option(help="workers that are measured beside one process")] = 2,
     policy: Annotated[str, typer.Option(help="policy of the gateway")] = "forebay",
     quick: Annotated[bool, typer.Option(help="3 rounds of 1 s instead of 15")] = False,
+    scenario: Named = None,
+    settle: Annotated[float, typer.Option(min=0, help="seconds each is loaded before; 0: gateways that start")] = 25.0,
 ) -> None:
     """CPU per request and event of several workers and their core beside one process; exit status 1 on a missed bar.
 
     Example: python -m loadtests.bench workers --quick
+
+    Example: python -m loadtests.bench workers --scenario "400 KB" --settle 0
     """
     rounds = QUICK_ROUNDS if quick else ROUNDS
+    wanted = scenarios(scenario)
     try:
-        results = several.beside_one(policy, workers, rounds, ROUND_S, console)
+        results = several.beside_one(policy, workers, wanted, rounds, ROUND_S, console, settle)
         far = several.distance(policy, workers, *((1, 2.0) if quick else (5, 6.0)), console)
     except NotReadyError as failure:
         console.print(f"[red]{failure}")

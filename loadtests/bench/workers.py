@@ -30,7 +30,6 @@ OPEN = 256  # connections of the open loop
 STEP = 1 / (
     15 + (1 + 5**0.5) / 2
 )  # of a period, between two connections that open: what they send is spread evenly then
-SETTLE_S = 25.0
 TOLD_S = 1.1  # workers tell the core what they counted once a second
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 MOST_PER_EVENT, MOST_PER_REQUEST, MOST_P99_S = 1.11, 1.5, 0.001
@@ -61,10 +60,18 @@ def answers(port: int) -> Answers:
     return Answers(counts)
 
 
-def beside_one(policy: str, workers: int, rounds: int, round_s: float, console: Console) -> cost.Results:
-    """Every scenario of `cost.py`, one process and several."""
+def beside_one(
+    policy: str,
+    workers: int,
+    scenarios: Sequence[cost.Scenario],
+    rounds: int,
+    round_s: float,
+    console: Console,
+    settle_s: float,
+) -> cost.Results:
+    """One process and several, each loaded for `settle_s` before."""
     contenders = [forebay(policy), forebay(policy, workers)]
-    return cost.measure(contenders, cost.SCENARIOS, rounds, round_s, console, SETTLE_S)
+    return cost.measure(contenders, scenarios, rounds, round_s, console, settle_s)
 
 
 def bars(results: cost.Results, policy: str, workers: int) -> Sequence[cost.Bar]:
