@@ -184,7 +184,9 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            child = self.children.pop(pid, None) or self.old.pop(pid, None)
+            child = self.children.pop(pid, None)
+            if child is None and (child := self.old.pop(pid, None)) is not None and not self.old:
+                log.info("replaced: the last process of the program before has left")
             if child is None:
                 continue
             child.line.close()

@@ -268,6 +268,8 @@ def test_the_program_is_replaced_without_a_request_that_fails(front: Gateway) ->
     assert failures == []
     assert [one.done for one in ended] == [True] * 4
     wait_for(lambda: quiet(front), "nothing is left")
+    log = front.server.log
+    wait_for(lambda: "INFO forebay.supervisor: replaced: " in log.read_text(), "the log says when it was done")
 
 
 def test_no_two_hands_make_the_same_request_id(front: Gateway) -> None:
