@@ -21,7 +21,7 @@ from rich.table import Table
 
 from gateway.version import built
 from loadtests import terminal
-from loadtests.bench import cost, decisions, fetching, held
+from loadtests.bench import cost, decisions, fetching, held, memory
 from loadtests.bench import workers as several
 from loadtests.bench.churn import churn
 from loadtests.bench.contenders import Contender, forebay, router_executable, vllm_router
@@ -247,6 +247,31 @@ def workers_command(
     if far.errors:
         console.print(f"[red]INVALID: {far.errors} errors while the distance was measured")
     raise typer.Exit(0 if met and near and not far.errors else 1)
+
+
+@app.command("memory")
+def memory_command(
+    requests: Annotated[
+        int, typer.Option(min=memory.LOOKS, help="requests, no two of the same prompt")
+    ] = memory.REQUESTS,
+    workers: Annotated[int, typer.Option(min=1, help="processes of the gateway that carry requests")] = 1,
+    policy: Annotated[str, typer.Option(help="policy of the gateway")] = "forebay",
+) -> None:
+    """Memory of a gateway that goes on serving, process by process; exit status 1 if it goes on growing.
+
+    Example: python -m loadtests.bench memory --workers 2
+    """
+    try:
+        found = memory.measure(forebay(policy, workers), requests, console)
+    except NotReadyError as failure:
+        console.print(f"[red]{failure}")
+        raise typer.Exit(1) from None
+    grown = ", ".join(f"{name} {ratio - 1:+.1%}" for name, ratio in found.growth.items())
+    console.print(
+        f"over the last third of the requests: {grown} (bar +{memory.MOST_GROWTH - 1:.0%}); {found.failed} failed"
+    )
+    console.print("[green]holds" if found.holds else "[red]does not hold")
+    raise typer.Exit(0 if found.holds else 1)
 
 
 @app.command("partition")

@@ -1,0 +1,116 @@
+"""Memory of a gateway that goes on serving: whether what it keeps of requests that ended has a bound.
+
+Prompts of 4.4 KB, each of which nobody sent before; its first half is one of 40 that the others begin with too. So
+whatever is kept by prompt, by conversation or by time (index of cached prefixes, working set, records) fills up. Looked
+at is the private memory (RssAnon) of each process, twelve times at equal numbers of requests. It holds if no process
+grew by more than 5 % between the eighth look and the last: a leak of 100 bytes a request would be 20 MB here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from loadtests.bench import programs
+from loadtests.bench.contenders import Contender
+from loadtests.bench.processes import Server, two_cores
+from loadtests.ports import free_ports
+
+REQUESTS, LOOKS = 600_000, 12
+CONNECTIONS = 16
+BEGINNINGS = tuple(f"You answer for department {n:02}. ".ljust(60, ".") * 40 for n in range(40))
+MOST_GROWTH = 1.05
+
+
+@dataclass(slots=True)
+class Memory:
+    """`looks[i]`: bytes of each process after `answered[i]` answers; `failed` of those were none."""
+
+    answered: list[int] = field(default_factory=list)
+    looks: list[dict[str, int]] = field(default_factory=list)
+    failed: int = 0
+
+    @property
+    def growth(self) -> dict[str, float]:
+        """Of each process over the last third."""
+        last, before = self.looks[-1], self.looks[-1 - LOOKS // 3]
+        return {name: size / before[name] for name, size in last.items() if name in before}
+
+    @property
+    def holds(self) -> bool:
+        last = self.looks[-1]
+        return not self.failed and self.growth.keys() == last.keys() and max(self.growth.values()) <= MOST_GROWTH
+
+
+def sizes(server: Server) -> dict[str, int]:
+    """Private bytes of each process, by what it calls itself."""
+    found = {}
+    for pid in server.tree():
+        try:
+            text = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        lines = dict(line.split(":", 1) for line in text.splitlines())
+        found[f"{lines['Name'].strip()} ({pid})"] = int(lines.get("RssAnon", "0").split()[0]) * 1024
+    return found
+
+
+async def _client(port: int, requests: int, seed: int, memory: Memory, progress: Progress, task: TaskID) -> None:
+    rng = random.Random(seed)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(requests):
+        text = rng.choice(BEGINNINGS) + rng.randbytes(1000).hex()
+        body = json.dumps({"model": "null", "max_tokens": 2, "messages": [{"role": "user", "content": text}]}).encode()
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
+        memory.failed += not head.startswith(b"http/1.1 200")
+        progress.advance(task)
+    writer.close()
+
+
+def measure(contender: Contender, requests: int, console: Console) -> Memory:
+    """That many requests in a closed loop. Raises NotReadyError when the gateway does not start."""
+    memory = Memory()
+    with tempfile.TemporaryDirectory(prefix="forebay-memory-") as folder, ExitStack() as running:
+        into = Path(folder)
+        load_core, gateway_core = two_cores()
+        ports = free_ports(3)
+        replica = programs.command("null_replica", into, console)
+        replicas = Server([*replica, "10000", *map(str, ports[:2])], into / "replicas.log", load_core)
+        running.callback(replicas.stop)
+        urls = [f"http://127.0.0.1:{port}" for port in ports[:2]]
+        replicas.wait_ready(f"{urls[0]}/health")
+        server = Server(contender.argv(ports[2], urls), into / "gateway.log", load_core | gateway_core)
+        running.callback(server.stop)
+        server.wait_ready(f"http://127.0.0.1:{ports[2]}{contender.ready_path}")
+        each = max(1, requests // LOOKS // CONNECTIONS)
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("requests", total=each * CONNECTIONS * LOOKS)
+
+            async def some(look: int) -> None:
+                seeds = range(look * CONNECTIONS, (look + 1) * CONNECTIONS)
+                await asyncio.gather(*(_client(ports[2], each, seed, memory, progress, task) for seed in seeds))
+
+            for look in range(LOOKS):
+                asyncio.run(some(look))
+                memory.answered.append(each * CONNECTIONS * (look + 1))
+                memory.looks.append(sizes(server))
+                progress.console.print(_line(memory))
+    return memory
+
+
+def _line(memory: Memory) -> str:
+    each = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in memory.looks[-1].items())
+    return f"{memory.answered[-1]:,} answers, MiB: {each}"
