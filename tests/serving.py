@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -81,13 +82,23 @@ class Gateway:
         return metric(self.url, name, **labels)
 
 
+UNHURRIED = {
+    "limits": {"loop_lag_s": '"none"'},
+    "health": {"probe_timeout_s": "30.0", "hang_s": "600.0"},
+    "scrape": {"timeout_s": "30.0"},
+    "workers": {"answer_s": "60.0", "hang_s": "120.0"},
+}
+
+
 def unhurried(config: str) -> str:
-    """TOML of a gateway that refuses nothing and misses no probe because the machine is busy, unless it says so."""
-    for table, key, value in (("limits", "loop_lag_s", '"none"'), ("health", "probe_timeout_s", "30.0")):
-        if key not in config:
-            head, _, rest = config.partition(f"[{table}]\n")
-            config = f"{head}\n[{table}]\n{key} = {value}\n{rest}"
-    return config
+    """TOML of a gateway that refuses nothing, misses no probe and gives nobody up for dead because the machine is busy,
+    unless it says so."""
+    given = tomllib.loads(config)
+    for table, keys in UNHURRIED.items():
+        lines = "".join(f"{key} = {value}\n" for key, value in keys.items() if key not in given.get(table, {}))
+        head, _, rest = config.partition(f"[{table}]\n")
+        config = f"{head}\n[{table}]\n{lines}{rest}"
+    return config if "standard" in given.get("classes", {}) else config + "\n" + PATIENT
 
 
 @contextmanager
