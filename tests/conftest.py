@@ -1,8 +1,9 @@
 """For every test: hypothesis without deadlines, and no process left when the session ends, also by SIGTERM.
 
-A machine may be busy, so no example has a deadline. In CI the examples are the same each time and no database is
-kept; elsewhere they are drawn anew, so that many runs search wider than one. What a session starts inherits a mark
-in its environment, also what left for a session of its own; whatever carries it at the end was left behind.
+A machine may be busy, so no example has a deadline, and drawing one may take as long as it likes. In CI the examples
+are the same each time and no database is kept; elsewhere they are drawn anew, so that many runs search wider than one.
+What a session starts inherits a mark in its environment, also what left for a session of its own; whatever carries it
+at the end was left behind.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 OURS = os.getpid()
 MARK = f"FOREBAY_TEST_SESSION={OURS}"
@@ -32,8 +34,9 @@ def _ended(number: int, frame: object) -> None:
 
 
 signal.signal(signal.SIGTERM, _ended)
-settings.register_profile("forebay", deadline=None, print_blob=True)
-settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+BUSY: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # both are of the clock
+settings.register_profile("forebay", print_blob=True, **BUSY)
+settings.register_profile("ci", derandomize=True, database=None, print_blob=True, **BUSY)
 settings.load_profile("ci" if os.environ.get("CI") else "forebay")
 
 

@@ -22,7 +22,7 @@ from gateway.shared.sharing import Sharing
 from loadtests.faults import Command
 from loadtests.replica import Fleet, ReplicaSettings
 from tests.deploy.promql import reads
-from tests.gateway.running import PATIENT, running, until
+from tests.gateway.running import running, until
 from tests.serving import samples
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -76,7 +76,7 @@ async def exported(tmp_path: Path) -> dict[str, set[str]]:
         file = {"discovery": {"file": {"path": str(source), "poll_s": 0.02}}}
         experiment = {"name": "trial", "arms": [{"name": "control"}, {"name": "other", "policy": "least_request"}]}
         compared = {"experiment": experiment, "shadow": {"policies": ["round_robin"], "share": 1.0}}
-        policy = {**compared, **PATIENT, "policy": {"name": "forebay", "seed": 1}}
+        policy = {**compared, "policy": {"name": "forebay", "seed": 1}}
         async with running(sim.urls[0], **policy, **file) as g:
             await until(lambda: g.gateway.fleet.available("r1"))
             long = [{"role": "user", "content": "the same long beginning of everything " * 200}]

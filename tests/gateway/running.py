@@ -21,10 +21,9 @@ QUICK: dict[str, Any] = {
     "policy": {"name": "round_robin", "seed": 1},
     "health": {"probe_interval_s": 0.05, "backoff_s": 0.1, "backoff_max_s": 0.2, "hang_s": 0.3, "slow_start_s": 0.0},
     "scrape": {"interval_s": 0.05, "models_refresh_s": 0.1},
-    "limits": {"loop_lag_s": None},  # a busy machine must not make a gateway refuse what a test sends
-}
-PATIENT: dict[str, Any] = {  # nothing is refused because a machine is slow, with admission on
-    "classes": {"standard": {"ttft_s": None, "ttft_s_per_token": 0.0, "tpot_s": None}}
+    # a busy machine must not make a gateway refuse what a test sends
+    "limits": {"loop_lag_s": None},
+    "classes": {"standard": {"ttft_s": None, "ttft_s_per_token": 0.0, "tpot_s": None}},
 }
 
 

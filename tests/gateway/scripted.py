@@ -217,7 +217,7 @@ class Gateway:
 
     async def record(self, number: int = 1) -> RequestRecord:
         """The record of the `number`th request to end; waits for it."""
-        async with asyncio.timeout(10), self.ended:
+        async with asyncio.timeout(60), self.ended:
             await self.ended.wait_for(lambda: len(self.records) >= number)
         return self.records[number - 1]
 

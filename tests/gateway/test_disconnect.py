@@ -40,7 +40,7 @@ async def leaves(g: Gateway, watched: Watched, body: bytes, until: bytes = b"") 
     if until:
         await client.reader.readuntil(until)
     client.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await watched.left.wait()
 
 
@@ -63,7 +63,7 @@ async def test_after_a_large_body_that_came_in_one_read(spliced: bool) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n" % len(body)
     async with replica(watched) as a, gateway(a, spliced=spliced) as g:
         client = await g.connect()
-        await until(lambda: bool(g.protocols))
+        await until(lambda: g.protocols and g.protocols[-1].transport is not None)
         g.protocols[-1].data_received(head + body)
         await watched.got.wait()
         client.close()
@@ -153,7 +153,7 @@ async def test_a_half_close_is_a_departure() -> None:
         await client.post("/v1/chat/completions", CHAT)
         await watched.got.wait()
         client.writer.write_eof()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await watched.left.wait()
         client.close()
 
@@ -177,7 +177,7 @@ async def test_while_sent_ahead_requests_wait() -> None:
         await client.post("/v1/chat/completions", CHAT)
         await client.reader.readuntil(b"first")
         client.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await watched.left.wait()
         assert len(a.seen) == 1
 

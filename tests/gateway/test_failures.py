@@ -285,7 +285,7 @@ async def test_silence_in_mid_stream_is_not_hidden_by_comments() -> None:
 
 async def test_deadline_after_dispatch_is_504_before_commit() -> None:
     async with replica(silent) as a, gateway(a) as g:
-        answer = await g.post("/v1/completions", WHOLE, "x-deadline-ms: 50\r\n")
+        answer = await g.post("/v1/completions", WHOLE, "x-deadline-ms: 500\r\n")
         assert answer.status == 504
         assert orjson.loads(answer.body)["error"]["code"] == "expired"
         record = await g.record()
@@ -311,7 +311,8 @@ async def test_early_commit_sends_comments_then_the_stream() -> None:
             await client.reader.readuntil(b": keep-alive\n\n\r\n")
         release.set()
         rest = await client.reader.readuntil(b"0\r\n\r\n")
-        assert dechunk(rest) == dechunk(b"".join(GOOD_STREAM[1:]))
+        told = dechunk(rest).replace(b": keep-alive\n\n", b"")  # another may have been due before the stream came
+        assert told == dechunk(b"".join(GOOD_STREAM[1:]))
         client.close()
 
 

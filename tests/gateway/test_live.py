@@ -33,7 +33,7 @@ async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
 
 async def seen(g: Running, wanted: Any) -> dict[str, Any]:
     """The first snapshot for which `wanted` is true."""
-    async with asyncio.timeout(30), g.http.stream("GET", "/admin/live") as answer:
+    async with asyncio.timeout(60), g.http.stream("GET", "/admin/live") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         async for kind, data in events(answer):
             if kind == "snapshot" and wanted(data):
@@ -72,7 +72,7 @@ async def test_a_snapshot_tells_of_fleet_classes_and_what_went_wrong(sim: Fleet)
 
 
 async def test_a_dead_replica_is_told_at_once(sim: Fleet) -> None:
-    async with running(*sim.urls) as g, asyncio.timeout(30), g.http.stream("GET", "/admin/live") as answer:
+    async with running(*sim.urls) as g, asyncio.timeout(60), g.http.stream("GET", "/admin/live") as answer:
         killed = False
         async for kind, data in events(answer):
             if kind != "snapshot":
@@ -124,7 +124,7 @@ async def test_the_stream_ends_when_the_gateway_does(sim: Fleet) -> None:
         told = events(answer)
         assert (await anext(told))[0] == "history"
         g.terminate()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             async for _ in told:
                 pass
 

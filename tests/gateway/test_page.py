@@ -50,7 +50,7 @@ async def sim() -> AsyncIterator[Fleet]:
 @asynccontextmanager
 async def browsing(**options: Any) -> AsyncIterator[Seen]:
     async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = await play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE_MS)
         page = await browser.new_page(**options)
         page.set_default_timeout(PATIENCE_MS)
         seen = Seen(page)

@@ -18,7 +18,7 @@ import pytest
 from gateway.tenants import digest
 from loadtests.faults import Command
 from loadtests.replica import Fleet, ReplicaSettings
-from tests.gateway.running import PATIENT, running, until
+from tests.gateway.running import running, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,7 +65,7 @@ async def test_a_stream_that_does_not_finish_in_time_is_cut(sim: Fleet) -> None:
 
 async def test_a_stream_that_has_begun_is_cut_with_an_error_event(sim: Fleet) -> None:
     async with running(*sim.urls, listen={"port": 0, "drain_s": 0.2}, health={"hang_s": 60.0}) as g:
-        stream = asyncio.create_task(g.chat(stream=True, max_tokens=200))
+        stream = asyncio.create_task(g.chat(stream=True, max_tokens=20_000))
         await until(lambda: any(e.record.first_content_at for e in g.gateway.proxy.live))
         sim.members[0].order(Command("hang"))
         g.terminate()
@@ -203,7 +203,6 @@ async def test_paths_that_are_nobody_s_are_404_and_development_routes_are_never_
 
 async def test_held_requests_are_told_to_go_elsewhere_at_once(sim: Fleet) -> None:
     gentle = {
-        **PATIENT,
         "policy": {"name": "forebay", "seed": 1},
         "admission": {"backlog_s": 0.001},
         "health": {"hang_s": 60.0},
@@ -229,7 +228,6 @@ async def test_held_requests_are_told_to_go_elsewhere_at_once(sim: Fleet) -> Non
 
 async def test_no_more_than_the_configured_number_is_held(sim: Fleet) -> None:
     bounded = {
-        **PATIENT,
         "policy": {"name": "forebay", "seed": 1},
         "limits": {"held_requests": 2},
         "health": {"hang_s": 60.0},

@@ -6,7 +6,7 @@ import asyncio
 
 from loadtests.replica import Fleet, ReplicaSettings
 from policies import POLICIES
-from tests.gateway.running import PATIENT, Running, running, until
+from tests.gateway.running import Running, running, until
 
 
 async def client(g: Running, n: int, over: asyncio.Event) -> list[str]:
@@ -19,7 +19,7 @@ async def client(g: Running, n: int, over: asyncio.Event) -> list[str]:
 
 
 async def test_every_policy_takes_over_from_every_other_under_load() -> None:
-    async with Fleet.of(ReplicaSettings(time_scale=20.0), 3) as sim, running(*sim.urls, **PATIENT) as g:
+    async with Fleet.of(ReplicaSettings(time_scale=20.0), 3) as sim, running(*sim.urls) as g:
         over = asyncio.Event()
         clients = [asyncio.create_task(client(g, n, over)) for n in range(4)]
         arms = [*POLICIES, "least_request+admission+pacing", "forebay", "round_robin"]

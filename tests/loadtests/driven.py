@@ -100,7 +100,7 @@ async def by_hand(
 ) -> AsyncIterator[tuple[HandClock, Watched, asyncio.Task[list[Record]], Server]]:
     """A run under way whose clock stands at -1 s."""
     schedule = Schedule(tuple(rows), window_s, drain_s, 512, {"interactive": service_class})
-    async with asyncio.timeout(30.0), scripted(script) as server:
+    async with asyncio.timeout(120.0), scripted(script) as server:
         clock = HandClock()
         client = Watched(Target.parse(server.url), clock.now)
         client.answers = []

@@ -72,7 +72,8 @@ def test_our_own_broken_import_is_not_taken_for_a_missing_extra(monkeypatch: pyt
 
 
 def test_the_module_runs_as_a_program() -> None:
-    done = subprocess.run([sys.executable, "-m", "loadtests.cli", "--help"], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "loadtests.cli", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, "Usage: forebay" in done.stdout) == (0, True)
 
 

@@ -195,7 +195,7 @@ async def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
         process = await asyncio.create_subprocess_exec(
             *program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not any(c.path == "/v1/chat/completions" for c in server.calls):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             os.killpg(process.pid, signal.SIGINT)

@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.serving import Gateway
+from tests.serving import Gateway, wait_for
 from tests.vllm.replicas import Replicas
 
 # what `vllm bench serve` runs; its `vllm` script looks for a distribution of that name, which CPU builds are not
@@ -38,4 +38,4 @@ def test_vllm_bench_serve_runs_unchanged_through_the_gateway(
     result = json.loads((tmp_path / "bench.json").read_text())
     assert (result["completed"], result["failed"]) == (10, 0)
     assert result["total_output_tokens"] > 0
-    assert front.metric("forebay_requests_total", outcome="success") >= 10
+    wait_for(lambda: front.metric("forebay_requests_total", outcome="success") >= 10, "all are counted")

@@ -85,7 +85,7 @@ async def test_drained_requests_are_waited_for_by_itself(story: Story) -> None:
     story.open["a"] = 1
     story.told()
     story.open["a"] = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while story.fleet.replicas:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -15,7 +15,7 @@ from gateway.discovery.watched_file import WatchedFile
 from loadtests.faults import Command
 from loadtests.replica import Fleet, ReplicaSettings
 from tests.gateway.discovery.apiserver import ApiServer, api_server, endpoint, slice_of
-from tests.gateway.running import PATIENT, Running, running, until
+from tests.gateway.running import Running, running, until
 
 FAST = ReplicaSettings(time_scale=50.0)
 
@@ -124,7 +124,7 @@ async def test_a_conversation_stays_where_its_prefix_is_while_others_come_and_go
     async with api_server() as api:
         api.put(pod("vllm-0", sim.urls[0], "u0"))
         api.put(pod("vllm-1", sim.urls[1], "u1"))
-        async with running(policy={"name": "forebay", "seed": 1}, **PATIENT, **kubernetes(api)) as g:
+        async with running(policy={"name": "forebay", "seed": 1}, **kubernetes(api)) as g:
             await until(lambda: all(g.gateway.fleet.available(f"vllm-{i}") for i in range(2)))
             long = [{"role": "user", "content": "".join(f"fact {n} of this conversation. " for n in range(600))}]
 
@@ -213,7 +213,7 @@ async def test_a_thousand_membership_changes_lose_nothing_and_leave_nothing(sim:
     async with api_server() as api:
         api.put(pod("steady", sim.urls[0], "steady"))
         calm = {"health": {"probe_interval_s": 1.0}, "scrape": {"interval_s": 1.0}}
-        async with running(policy={"name": "forebay", "seed": 1}, **calm, **PATIENT, **kubernetes(api)) as g:
+        async with running(policy={"name": "forebay", "seed": 1}, **calm, **kubernetes(api)) as g:
             await until(lambda: g.gateway.fleet.available("steady"))
             tasks_before = len(asyncio.all_tasks())
             going, seen = asyncio.Event(), list[str]()

@@ -121,7 +121,7 @@ async def test_a_long_prefill_is_known_to_the_other_before_its_next_turn(server:
     """Turns are a minute apart here, so nothing but the ring can tell it in time."""
     async with two(server, register_s=300.0, expiry_s=600.0) as (a, b):
         await until(lambda: server.listeners() == 2 and exchanges(a) >= 2 and exchanges(b) >= 2)  # at start, and then
-        asked = asyncio.create_task(ask(a, LONG * 40, max_tokens=400))
+        asked = asyncio.create_task(ask(a, LONG * 40, max_tokens=50_000))
         await until(lambda: in_flight_elsewhere(b) == 1)
         asked.cancel()
 
