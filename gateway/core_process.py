@@ -7,10 +7,10 @@ as in one process, so there is one truth about the fleet however many processes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -20,11 +20,13 @@ from gateway.app import Gateway
 from gateway.config import Config, ConfigError, build
 from gateway.fleet import OPERATOR
 from gateway.hub import Hub
+from gateway.patience import Patience
 from gateway.relayed import Asked
 from policies.learnt import recall
 from policies.model import Added, FleetEvent, PeerLoad, Scraped
 
-SETTLE_S = 3.0
+SETTLE_S = 3.0  # for sources of replicas that have not answered
+RECALL_S = 15.0  # for a hand that knows the core before: on a host short of CPU it may take long to call
 log = logging.getLogger("forebay.core")
 
 
@@ -65,9 +67,9 @@ class Core(Gateway):
         A core that was restarted takes over what the first hands that called know of the one before: the running
         configuration, and replicas as they were seen last, until the first probes say more.
         """
-        until = time.monotonic() + SETTLE_S
-        while self._unsettled and time.monotonic() < until:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await _until(lambda: not self.fleet.awaited, SETTLE_S)
+        if self._again:
+            await _until(self._recalled, RECALL_S)
         if self._again and self.proxy.before is not None:
             try:
                 self._take_over(*self.proxy.before)
@@ -75,9 +77,10 @@ class Core(Gateway):
                 log.exception("what the core before had cannot be taken over")
         self.proxy.welcome()
 
-    @property
-    def _unsettled(self) -> bool:
-        return bool(self.fleet.awaited) or (self._again and self.proxy.before is None)
+    def _recalled(self) -> bool:
+        """A hand has said what it knows, or all have called and are as new as this core."""
+        greeted = sum([hand.greeted for hand in self.proxy.hands], 0)
+        return self.proxy.before is not None or greeted >= self.config.workers.count
 
     def _take_over(
         self, number: int, document: Mapping[str, Any], seen: mirror.View, known: Mapping[str, Any] | None
@@ -107,11 +110,19 @@ async def run(core: Core, path: str, beat: Callable[[], None], leave: asyncio.Ev
     loop.add_signal_handler(signal.SIGHUP, lambda: _reload(core))
     await core.start()
     core.proxy.server = await loop.create_unix_server(lambda: cast(asyncio.Protocol, core.proxy.accept()), path)
-    await core.settle()
     beat()
+    await core.settle()
     collecting.settle()
     await leave.wait()
     await core.stop()
+
+
+async def _until(condition: Callable[[], bool], within_s: float) -> None:
+    """Or until it has taken too long, which time does not count for that this process stood still."""
+    with contextlib.suppress(TimeoutError):
+        async with Patience(within_s):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
 
 def _reload(core: Core) -> None:

@@ -111,6 +111,26 @@ async def test_hands_know_a_new_replica_before_anything_is_sent_there() -> None:
     await core.stop()
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_core_that_follows_another_waits_for_a_hand_that_knows_it(known: bool) -> None:
+    """However late that one calls; once all have called and are new as well, there is nobody to wait for."""
+    core = Core(build({"workers": {"count": 2}}), None, {}, again=True)
+    settling = asyncio.create_task(core.settle())
+    for slot in range(2):
+        link = core.proxy.accept()
+        link.connection_made(Wire())
+        hand = next(hand for hand in core.proxy.hands if not hand.greeted)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not settling.done()
+        seen = {"stream": {"commit_after_s": 11.0}, "workers": {"count": 2}} if known and slot else None
+        core.proxy._hello(hand, [To.HELLO, slot, 1, 7, seen, [[], [], []], None])
+    await settling
+    assert core.config.stream.commit_after_s == (11.0 if known else 15.0)
+    assert core.proxy.ready
+    await core.stop()
+
+
 async def test_hands_hear_of_a_replica_that_moves() -> None:
     core, addresses = core_with_a_hand()
     table = core.control.config.replicas[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import csv
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,26 +12,34 @@ from pathlib import Path
 from loadtests import demo
 from loadtests.playground import Playground
 from tests.loadtests.on_wire import PATIENT
+from tests.serving import metric, wait_for
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "loadtests" / "scripts"
 
 
-def test_locust_runs_its_script_against_the_gateway_without_a_failure(tmp_path: Path) -> None:
+def test_locust_runs_its_script_against_the_gateway_without_a_failure() -> None:
+    """Ended by a signal, as by an operator: in seconds of its own a busy machine might not come to one answer."""
     with Playground(demo.replica_settings(), 2, PATIENT) as ground:
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "locust", "-f", str(SCRIPTS / "locustfile.py"), "--headless", "-u", "3",
-                "-r", "3", "-t", "6s", "--host", ground.url, "--csv", str(tmp_path / "run"), "--only-summary",
-            ],
-            capture_output=True, text=True, timeout=120, env={**os.environ, "FOREBAY_MAX_TOKENS": "8"}, check=False,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    with (tmp_path / "run_stats.csv").open() as lines:
-        stats = {row["Name"]: row for row in csv.DictReader(lines)}
-    assert int(stats["chat"]["Request Count"]) >= 3
-    assert int(stats["Aggregated"]["Failure Count"]) == 0
-    assert float(stats["TTFT"]["Average Response Time"]) <= float(stats["chat"]["Average Response Time"])
-    assert int(stats["TTFT"]["Request Count"]) == int(stats["chat"]["Request Count"])
+        program = [
+            sys.executable, "-m", "locust", "-f", str(SCRIPTS / "locustfile.py"), "--headless", "-u", "3", "-r", "3",
+            "--host", ground.url, "--json", "--only-summary",
+        ]  # fmt: skip
+        environ = {**os.environ, "FOREBAY_MAX_TOKENS": "8"}
+        with subprocess.Popen(
+            program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+        ) as locust:
+            try:
+                # of each of three users one answer may not have been counted yet
+                wait_for(lambda: metric(ground.url, "forebay_requests_total", outcome="success") >= 6, "they chat")
+            finally:
+                locust.send_signal(signal.SIGTERM)
+                told, errors = locust.communicate(timeout=120)
+    assert locust.returncode == 0, told + errors
+    stats = {row["name"]: row for row in json.loads(told)}
+    assert stats["chat"]["num_requests"] >= 3
+    assert [row["num_failures"] for row in stats.values()] == [0] * len(stats)
+    assert stats["TTFT"]["num_requests"] == stats["chat"]["num_requests"]
+    assert stats["TTFT"]["total_response_time"] <= stats["chat"]["total_response_time"]
 
 
 def test_the_k6_script_asks_for_what_the_gateway_serves() -> None:
