@@ -228,10 +228,11 @@ def chat(text: str, max_tokens: int = 8, **more: Any) -> dict[str, Any]:
 def begun(
     stack: ExitStack, front: Gateway, count: int, max_tokens: int = 400, **headers: str
 ) -> list[tuple[Stream, Iterator[bytes]]]:
-    """So many streams on connections of their own, each after its first content."""
+    """So many streams on connections of their own, each after its first content, and of `max_tokens` tokens: a model
+    that may end its answer ends it when it likes."""
     out = []
     for _ in range(count):
-        body = chat("tell of the river that runs to the sea", max_tokens=max_tokens)
+        body = chat("tell of the river that runs to the sea", max_tokens=max_tokens, ignore_eos=True)
         opened = stack.enter_context(streaming(front.url, body, **headers))
         events = iter(opened)
         for event in events:

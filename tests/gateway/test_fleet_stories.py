@@ -60,7 +60,7 @@ async def test_a_hung_engine_is_found_by_its_heartbeat_and_its_requests_go_elsew
 
 async def test_a_client_that_does_not_read_does_not_make_its_replica_look_hung(two: Fleet) -> None:
     async with running(two.urls[0]) as g:
-        stream = asyncio.create_task(g.chat(stream=True, max_tokens=20_000))
+        stream = asyncio.create_task(g.chat(stream=True, max_tokens=20_000, ignore_eos=True))
         await until(lambda: any(e.record.first_content_at for e in g.gateway.proxy.live))
         assert g.gateway.proxy.awaits("r0") == 1
         (exchange,) = g.gateway.proxy.live

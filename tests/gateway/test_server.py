@@ -65,7 +65,7 @@ async def test_a_stream_that_does_not_finish_in_time_is_cut(sim: Fleet) -> None:
 
 async def test_a_stream_that_has_begun_is_cut_with_an_error_event(sim: Fleet) -> None:
     async with running(*sim.urls, listen={"port": 0, "drain_s": 0.2}, health={"hang_s": 60.0}) as g:
-        stream = asyncio.create_task(g.chat(stream=True, max_tokens=20_000))
+        stream = asyncio.create_task(g.chat(stream=True, max_tokens=20_000, ignore_eos=True))
         await until(lambda: any(e.record.first_content_at for e in g.gateway.proxy.live))
         sim.members[0].order(Command("hang"))
         g.terminate()

@@ -18,6 +18,8 @@ from tests.gateway.running import Running, until
 from tests.gateway.shared.pair import Server, peers, two, up
 
 BIG = {"authorization": "Bearer sk-big"}
+# half a minute of it, whatever the model would say; left to itself a simulated one ends after a tenth of a second
+ENDLESS: dict[str, Any] = {"model": "sim", "max_tokens": 50_000, "ignore_eos": True, "stream": True}
 LONG = "the river runs to the sea and the sea gives it back as rain " * 60
 
 
@@ -94,8 +96,8 @@ async def test_the_next_turn_finds_the_answer_of_the_one_before_at_another_gatew
 async def test_of_a_prompt_that_is_longer_than_its_chain_all_is_told_with_its_first_token(server: Server) -> None:
     async with two(server) as (a, _):
         sent = listen(a)
-        body = {"model": "sim", "messages": [{"role": "user", "content": LONG * 40}], "max_tokens": 50_000}
-        async with a.http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}, headers=BIG):
+        body = ENDLESS | {"messages": [{"role": "user", "content": LONG * 40}]}
+        async with a.http.stream("POST", "/v1/chat/completions", json=body, headers=BIG):
             await until(lambda: any(b"+" in (server.client.get(key) or b"") for key in server.prefixes()))
         beyond = sent[0].prompt_bytes // 256 - 512
         assert beyond >= 50
@@ -104,7 +106,7 @@ async def test_of_a_prompt_that_is_longer_than_its_chain_all_is_told_with_its_fi
 
 async def test_load_of_one_is_known_to_the_other_and_gone_with_it(server: Server) -> None:
     async with two(server, expiry_s=0.5) as (a, b):
-        body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50_000, "stream": True}
+        body = ENDLESS | {"messages": [{"role": "user", "content": "hi"}]}
         async with a.http.stream("POST", "/v1/chat/completions", json=body, headers=BIG) as answer:
             assert answer.status_code == 200
             await until(lambda: in_flight_elsewhere(b) == 1)
@@ -121,7 +123,7 @@ async def test_a_long_prefill_is_known_to_the_other_before_its_next_turn(server:
     """Turns are a minute apart here, so nothing but the ring can tell it in time."""
     async with two(server, register_s=300.0, expiry_s=600.0) as (a, b):
         await until(lambda: server.listeners() == 2 and exchanges(a) >= 2 and exchanges(b) >= 2)  # at start, and then
-        asked = asyncio.create_task(ask(a, LONG * 40, max_tokens=50_000))
+        asked = asyncio.create_task(ask(a, LONG * 40, max_tokens=50_000, ignore_eos=True))
         await until(lambda: in_flight_elsewhere(b) == 1)
         asked.cancel()
 
@@ -133,7 +135,7 @@ async def test_quotas_and_concurrency_hold_over_both(server: Server) -> None:
         over = "this key is over its rate of requests: 0.001 requests per second, 4 at once"
         said = {one.json()["error"]["message"] for one in told if one.status_code == 429}
         assert said == {f"{over}; wait as long as Retry-After says"}
-        body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50_000, "stream": True}
+        body = ENDLESS | {"messages": [{"role": "user", "content": "hi"}]}
         narrow = {"authorization": "Bearer sk-narrow"}
         async with a.http.stream("POST", "/v1/chat/completions", json=body, headers=narrow):
             await until(lambda: open_elsewhere(b, "narrow") == 1)
