@@ -3,6 +3,7 @@
 # make test-vllm   the same gateway in front of two real vLLM replicas (FOREBAY_VLLM_DIR or FOREBAY_VLLM_URLS)
 # make bench-vllm  pacing in front of real replicas, judged by the clock: wants a quiet machine
 # make compiled    core and data path compiled into .compiled (needs a C compiler), and their tests run against that
+# make image   the container image, with podman or docker: IMAGE (forebay), ENGINE, IMAGE_ARGS for the engine's build
 # make wheel   the same as a wheel for this platform and Python: dist/forebay-*.whl
 # make bench   CPU per request and per streamed event, beside vllm-router in the same run; compiled where there is a
 #              C compiler, BUILD=plain: as it is
@@ -14,10 +15,13 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 TEST_ARGS ?=
 TEST_JOBS ?= 2
+IMAGE ?= forebay
+IMAGE_ARGS ?=
+ENGINE ?= $(firstword $(notdir $(shell command -v podman) $(shell command -v docker)))
 COMPILED := .compiled
 BUILD ?= compiled
 
-.PHONY: demo test test-vllm compiled wheel bench bench-vllm lint format clean
+.PHONY: demo test test-vllm compiled image wheel bench bench-vllm lint format clean
 
 $(VENV)/.demo: pyproject.toml
 	@echo 'setting up $(VENV): half a minute to some minutes, by the network'
@@ -58,6 +62,13 @@ compiled: $(VENV)/.test
 wheel: $(VENV)/.test
 	$(BIN)/python deploy/compile.py --must $(COMPILED)
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist $(COMPILED)
+
+# podman's own format has no health checks; docker knows no other
+image:
+	@test -n '$(ENGINE)' || { echo 'make image needs podman or docker, and neither is on the PATH; ENGINE=... names another' >&2; exit 1; }
+	$(ENGINE) build $(if $(findstring podman,$(ENGINE)),--format docker) -t $(IMAGE) $(IMAGE_ARGS) -f deploy/Containerfile .
+	$(ENGINE) run --rm $(IMAGE) --version
+	$(ENGINE) images $(IMAGE)
 
 ifeq ($(BUILD),plain)
 bench: $(VENV)/.demo

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.app import Gateway
 
 
+LOG_COLUMNS = 1000
 FIRST_PROBES_S = 3.0  # the banner waits this long for replicas to answer
 
 
@@ -25,9 +26,20 @@ async def greet(gateway: Gateway, address: str) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_PROBES_S):
             await gateway.watch.settled.wait()
+    show(greeting(gateway, address))
+    Console().print(example(gateway, address), markup=False, highlight=False, soft_wrap=True)
+
+
+def show(table: Table) -> None:
+    """On a terminal as wide as it is; in a log, where nobody wraps lines, each row on one line that ends with its text."""
     console = Console()
-    console.print(greeting(gateway, address))
-    console.print(example(gateway, address), markup=False, highlight=False, soft_wrap=True)
+    if console.is_terminal:
+        console.print(table)
+        return
+    console.width = max(console.width, LOG_COLUMNS)
+    with console.capture() as caught:
+        console.print(table)
+    console.print("\n".join(map(str.rstrip, caught.get().splitlines())), markup=False, highlight=False, soft_wrap=True)
 
 
 def greeting(gateway: Gateway, address: str) -> Table:

@@ -1,4 +1,4 @@
-"""What a configuration needs of the machine that it is for: variables that are set, and a place for the journal.
+"""What a configuration needs of the machine that it is for: variables that are set, places for journal and sockets.
 
 `forebay check` says what is missing before anybody depends on it; a gateway finds out as it takes each into use, and of
 some only in the log. Trade-off: a check on another machine than the gateway's needs its variables too.
@@ -7,6 +7,7 @@ some only in the log. Trade-off: a check on another machine than the gateway's n
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -28,8 +29,7 @@ def lacking(config: Config, environ: Mapping[str, str] = os.environ) -> list[str
         if not environ.get(variable)
     ]
     lines += key_mistakes(config.replicas, environ)
-    if (said := no_journal(config)) is not None:
-        lines.append(said)
+    lines += [said for said in (no_journal(config), no_folder(config)) if said is not None]
     return lines
 
 
@@ -38,6 +38,18 @@ def no_journal(config: Config) -> str | None:
     path = config.journal.path
     said = _no_file(Path(path)) if path else None
     return None if said is None else f'journal.path = "{path}": {said}'
+
+
+def no_folder(config: Config) -> str | None:
+    """A line where several processes have no place for the socket they meet at, as in a container that may not write."""
+    if config.workers.count == 1:
+        return None
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        said = "its processes meet at a socket in a temporary folder, and none may be written to"
+        return f"workers.count = {config.workers.count}: {said}; mount a tmpfs at /tmp, or name a folder in TMPDIR"
+    return None
 
 
 def _variables(config: Config) -> Iterator[tuple[str, str]]:

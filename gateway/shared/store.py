@@ -68,7 +68,7 @@ class Store:
         except (TimeoutError, exceptions.RedisError, OSError) as error:
             late = isinstance(error, (TimeoutError, exceptions.TimeoutError))
             self.calls[name, "late" if late else "failed"] += 1
-            await self._down("no answer in time" if late else type(error).__name__)
+            await self._down("no answer in time" if late else _code(error))
             return None
         refused = next((a for a in answers if isinstance(a, Exception)), None)
         self.calls[name, "ok" if refused is None else "refused"] += 1
@@ -125,6 +125,6 @@ class Changes:
 
 
 def _code(refusal: Exception) -> str:
-    """OOM, NOPERM, MISCONF: the first word, which names it; the rest may quote what was sent."""
+    """OOM, NOPERM, DENIED: the first word, which names it; the rest may quote what was sent."""
     word = str(refusal).partition(" ")[0]
     return word if word.isupper() else type(refusal).__name__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +14,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from gateway.config import Config, load
+from loadtests.replica import Fleet, ReplicaSettings
+from tests.gateway.running import running
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -78,7 +82,7 @@ def test_the_gateways_configuration_is_valid_and_finds_the_replicas() -> None:
     for name in GATEWAYS:
         service = SERVICES[name]
         assert service["command"][:3] == ["serve", "--config", "/etc/forebay/gateway.toml"]
-        assert ("./compose/gateway.toml", "/etc/forebay/gateway.toml") in mounts(service)
+        assert ("./compose", "/etc/forebay") in mounts(service)  # a single file would hide what replaces it
         grace = re.fullmatch(r"(\d+)s", service["stop_grace_period"])
         assert grace
         assert int(grace[1]) >= config.listen.drain_s + 2
@@ -125,3 +129,37 @@ def test_the_container_file_copies_what_is_there_and_runs_as_nobody() -> None:
     assert "\nUSER 10001:10001\n" in last
     assert "pip install" not in last
     assert '\nENTRYPOINT ["/opt/forebay/bin/forebay"]\n' in last
+
+
+def test_what_is_sent_to_an_engine_is_what_is_copied() -> None:
+    """A folder that was worked in holds gigabytes of environments, and extensions compiled for another Python."""
+    lines = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+    sent = {line.removeprefix("!") for line in lines if line.startswith("!")} - {"deploy"}
+    text = (DEPLOY / "Containerfile").read_text()
+    copied = {source for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for source in line.split()}
+    assert sent == copied
+    assert {"*", "deploy/*", "**/__pycache__", "**/*.so"} == {line for line in lines if line and line[0] not in "#!"}
+
+
+async def test_the_health_checks_tell_a_server_that_is_well_from_one_that_is_not() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    (check,) = re.findall(r"^HEALTHCHECK .* CMD (\[.+?\])$", text.replace("\\\n", ""), re.MULTILINE)
+    of_gateway, of_replica = json.loads(check), SERVICES["replica"]["healthcheck"]["test"][1:]
+
+    async def passes(words: list[str], port: str, url: str) -> bool:
+        assert (words[0], words[-1].count(port)) == ("/opt/forebay/bin/python", 1)
+        code = words[-1].replace(port, url.rpartition(":")[2])
+        argv = [sys.executable, *words[1:-1], code]
+        asking = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
+        return await asking.wait() == 0
+
+    async def ill(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with Fleet.of(ReplicaSettings(), 1) as sim, running(*sim.urls) as g:
+        assert await passes(of_gateway, "8080", g.url)
+        assert await passes(of_replica, "8000", sim.urls[0])
+    async with await asyncio.start_server(ill, "127.0.0.1", 0) as server:
+        assert not await passes(of_gateway, "8080", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,17 @@ def test_check_says_where_it_would_listen_and_what_it_shares(tmp_path: Path) -> 
     assert rows["redis"].startswith("redis://10.0.0.5:6379/0, shared by")
 
 
+def test_a_log_gets_each_row_on_a_line_that_ends_with_its_text(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    names = [f"http://vllm-{i}.a-long-name.example:8000" for i in range(9)]
+    file.write_text(f"[discovery.dns]\nnames = {names}\n")
+    answer = run(app, ["check", "--config", str(file)], env={"COLUMNS": "80"})
+    lines = answer.output.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    (row,) = [line.split(maxsplit=1) for line in lines if line.startswith("  replicas ")]
+    assert row == ["replicas", f"those of {', '.join(names)}"]
+
+
 def test_serve_without_any_replica_says_what_is_missing() -> None:
     answer = run(app, ["serve"])
     assert answer.exit_code == 2
@@ -163,3 +177,24 @@ def test_a_journal_that_cannot_be_opened_is_one_line_and_exit_1(tmp_path: Path, 
     assert answer.exit_code == 1
     told = f"there is no folder {tmp_path}/gone; make it, or name a file in one that is there"
     assert answer.stderr == f'journal.path = "{tmp_path}/gone/journal.jsonl": {told}\n'
+
+
+WRITE_NOTHING = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a root file system that is read-only, with nothing at /tmp
+from gateway.cli import app
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(("command", "status"), [("serve", 1), ("check", 2)])
+def test_several_processes_without_a_folder_to_meet_in_are_one_line(tmp_path: Path, command: str, status: int) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("[listen]\nport = 0\n[workers]\ncount = 2\n")
+    argv = [sys.executable, "-c", WRITE_NOTHING, command, "--config", str(file)]
+    ran = subprocess.run(argv, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (status, "")
+    assert ran.stderr == (
+        "workers.count = 2: its processes meet at a socket in a temporary folder, and none may be written to; "
+        "mount a tmpfs at /tmp, or name a folder in TMPDIR\n"
+    )
