@@ -292,7 +292,7 @@ def application(
             "why": running.why,
             "refused": None if refused is None else dataclasses.asdict(refused),
             "draining": control.proxy.draining,
-            "open_requests": len(control.proxy.live),
+            "open_requests": control.proxy.open,
             "held_requests": len(control.proxy.held()),
             "replicas": len(replicas),
             "replicas_available": sum(control.fleet.available(r) for r in replicas),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.serving import PLAIN, Gateway, chat, gateway, post, wait_for
+from tests.serving import PLAIN, Gateway, begun, chat, gateway, post, wait_for
 from tests.simulated import Simulated
 
 CONFIG = """
@@ -75,6 +76,12 @@ def test_the_stream_comes_through_a_hand_with_what_others_refused(front: Gateway
     assert [replica["phase"] for replica in now["replicas"]] == ["in", "in"]
     assert now["notable"][0]["reason"] == "infeasible"
     assert len(now["notable"][0]["alternatives"]) == 2
+
+
+def test_the_status_counts_what_is_open_in_every_process(front: Gateway) -> None:
+    with ExitStack() as here:
+        streams = begun(here, front, 3, max_tokens=30_000)
+        wait_for(lambda: asked(front, "/admin/status")["open_requests"] == len(streams), "three are open")
 
 
 def test_the_stream_needs_the_token_and_the_page_does_not(front: Gateway) -> None:
