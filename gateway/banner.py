@@ -31,7 +31,7 @@ async def greet(gateway: Gateway, address: str) -> None:
 
 
 def show(table: Table) -> None:
-    """On a terminal as wide as it is; in a log, where nobody wraps lines, each row on one line that ends with its text."""
+    """On a terminal as wide as it is; in a log, where nobody wraps lines, a row is one line that ends with its text."""
     console = Console()
     if console.is_terminal:
         console.print(table)

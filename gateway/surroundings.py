@@ -41,7 +41,7 @@ def no_journal(config: Config) -> str | None:
 
 
 def no_folder(config: Config) -> str | None:
-    """A line where several processes have no place for the socket they meet at, as in a container that may not write."""
+    """A line where several processes have no place for the socket they meet at, as in a read-only container."""
     if config.workers.count == 1:
         return None
     try:
@@ -72,6 +72,9 @@ def _no_file(path: Path) -> str | None:
         return "is a folder; the path of a file would be right"
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}; make it, or name a file in one that is there"
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    there = path if path.exists() else path.parent
+    if not os.access(there, os.W_OK):
+        if os.statvfs(there).f_flag & os.ST_RDONLY:
+            return "lies on a file system that is read-only; mount a volume there"
         return "may not be written by this user"
     return None

@@ -113,6 +113,9 @@ def test_the_systemd_unit_gives_streams_their_time_and_the_process_nothing_it_do
     assert keys["ExecStartPre"] == keys["ExecStart"].replace(" serve ", " check ")
     assert keys["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert (keys["DynamicUser"], keys["ProtectSystem"], keys["NoNewPrivileges"]) == ("yes", "strict", "yes")
+    assert (keys["SystemCallFilter"], keys["CapabilityBoundingSet"]) == ("@system-service", "")
+    assert {keys[name] for name in ("PrivateDevices", "RestrictNamespaces", "MemoryDenyWriteExecute")} == {"yes"}
+    assert (keys["LogsDirectoryMode"], keys["UMask"]) == ("0750", "0027")  # what a journal says is not for everybody
 
 
 def test_the_container_file_copies_what_is_there_and_runs_as_nobody() -> None:
@@ -136,7 +139,9 @@ def test_what_is_sent_to_an_engine_is_what_is_copied() -> None:
     lines = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
     sent = {line.removeprefix("!") for line in lines if line.startswith("!")} - {"deploy"}
     text = (DEPLOY / "Containerfile").read_text()
-    copied = {source for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for source in line.split()}
+    copied = {
+        source for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for source in line.split()
+    }
     assert sent == copied
     assert {"*", "deploy/*", "**/__pycache__", "**/*.so"} == {line for line in lines if line and line[0] not in "#!"}
 

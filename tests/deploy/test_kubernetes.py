@@ -264,6 +264,7 @@ def test_containers_run_as_nobody_with_nothing_to_write_to(made: list[Manifest])
         pod = template["spec"]["securityContext"]
         assert pod["runAsNonRoot"]
         assert pod["runAsUser"] > 0
+        assert pod.get("fsGroup", pod["runAsUser"]) == pod["runAsUser"]  # a volume is its own
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in template["spec"]["containers"]:
             assert container["securityContext"] == {
@@ -272,6 +273,12 @@ def test_containers_run_as_nobody_with_nothing_to_write_to(made: list[Manifest])
                 "capabilities": {"drop": ["ALL"]},
             }
             assert "memory" in container["resources"]["limits"]
+
+
+def test_images_without_a_tag_are_not_pulled_when_the_node_has_them(made: list[Manifest]) -> None:
+    for manifest in of_kind(made, "Deployment").values():
+        for container in containers(manifest):
+            assert ":" in container["image"] or container["imagePullPolicy"] == "IfNotPresent"
 
 
 def test_overlays_change_what_they_say() -> None:

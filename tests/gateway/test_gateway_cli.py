@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -179,6 +180,24 @@ def test_a_journal_that_cannot_be_opened_is_one_line_and_exit_1(tmp_path: Path, 
     assert answer.stderr == f'journal.path = "{tmp_path}/gone/journal.jsonl": {told}\n'
 
 
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (os.ST_RDONLY, "lies on a file system that is read-only; mount a volume there"),
+        (0, "may not be written by this user"),
+    ],
+)
+def test_check_says_why_nothing_may_be_written_to_a_journal(
+    flags: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(f'[journal]\npath = "{tmp_path}/j.jsonl"\n')
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flags))
+    answer = run(app, ["check", "--config", str(file)])
+    assert (answer.exit_code, answer.stderr) == (2, f'journal.path = "{tmp_path}/j.jsonl": {why}\n')
+
+
 WRITE_NOTHING = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a root file system that is read-only, with nothing at /tmp
@@ -192,7 +211,9 @@ def test_several_processes_without_a_folder_to_meet_in_are_one_line(tmp_path: Pa
     file = tmp_path / "gateway.toml"
     file.write_text("[listen]\nport = 0\n[workers]\ncount = 2\n")
     argv = [sys.executable, "-c", WRITE_NOTHING, command, "--config", str(file)]
-    ran = subprocess.run(argv, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    ran = subprocess.run(
+        argv, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     assert (ran.returncode, ran.stdout) == (status, "")
     assert ran.stderr == (
         "workers.count = 2: its processes meet at a socket in a temporary folder, and none may be written to; "

@@ -62,7 +62,9 @@ async def test_a_redis_that_lets_nobody_in_is_told_of_by_its_own_word(caplog: py
     """One without a password in protected mode says no more than this and hangs up."""
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"-DENIED Redis is running in protected mode because protected mode is enabled and no password\r\n")
+        writer.write(
+            b"-DENIED Redis is running in protected mode because protected mode is enabled and no password\r\n"
+        )
         await writer.drain()
         await reader.read()  # until the other side has read it and closes
         writer.close()
