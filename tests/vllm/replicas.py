@@ -7,9 +7,7 @@ MODEL the small random-weight model is made in `model-tiny`; git ignores both.
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import httpx
 
+from loadtests.ports import run_of_ports
 from tests.serving import PLAIN, metric, wait_for
 
 FLAGS = "--enable-auto-tool-choice --tool-call-parser hermes"
@@ -32,19 +31,6 @@ def say(text: str) -> None:
     """Progress and measurements on the terminal, past pytest's capture: these steps take minutes."""
     with uncaptured():
         print(f"\n[vllm] {text}", file=sys.stderr, flush=True)
-
-
-def two_ports_in_a_row() -> int:
-    """serve.sh wants consecutive ports."""
-    while True:
-        base = random.randrange(20_000, 32_000)
-        try:
-            for port in (base, base + 1):
-                with socket.socket() as s:
-                    s.bind(("127.0.0.1", port))
-            return base
-        except OSError:
-            continue
 
 
 class Replicas:
@@ -95,7 +81,7 @@ class Replicas:
 
     def healthy(self, i: int) -> bool:
         try:
-            return httpx.get(f"{self.urls[i]}/health", timeout=5, verify=PLAIN).status_code == 200
+            return httpx.get(f"{self.urls[i]}/health", timeout=30, verify=PLAIN).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -131,7 +117,7 @@ def scripted(scripts: Path) -> Replicas:
         if not (CHECKOUT / "model-tiny" / "config.json").exists():
             say(f"making the model {model}")
             subprocess.run([python, str(scripts / "make_tiny_model.py"), model], check=True)
-    base = two_ports_in_a_row()
+    base = run_of_ports(2)  # serve.sh wants consecutive ones
     env = {"VLLM_PYTHON": python, "MODEL": model, "RUN_DIR": str(CHECKOUT / "vllm-run"), "BASE_PORT": str(base)}
     env["WAIT"] = os.environ.get("WAIT", "600")  # a machine with other work on it takes minutes to start them
     return Replicas([f"http://127.0.0.1:{base + i}" for i in range(2)], scripts, env)

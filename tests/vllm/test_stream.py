@@ -87,7 +87,7 @@ def test_a_repeated_prompt_goes_where_it_is_cached_and_shows_it(front: Gateway) 
 
 def test_a_client_that_leaves_stops_the_engine(front: Gateway, replicas: Replicas) -> None:
     before = [replicas.generated(i) for i in range(2)]
-    with streaming(front.url, chat("tell me everything", max_tokens=4000)) as open_stream:
+    with streaming(front.url, chat("tell me everything", max_tokens=4000, ignore_eos=True)) as open_stream:
         seen = iter(open_stream)
         for _ in range(5):
             next(seen)
@@ -102,7 +102,9 @@ def test_a_client_that_leaves_before_the_first_token_stops_the_engine(front: Gat
     before = sum(replicas.generated(i) for i in range(2))
     impatient = httpx.Timeout(60.0, read=0.3)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{front.url}/v1/chat/completions", json=chat(long, max_tokens=4000), timeout=impatient)
+        httpx.post(
+            f"{front.url}/v1/chat/completions", json=chat(long, max_tokens=4000, ignore_eos=True), timeout=impatient
+        )
     for i in range(2):
         replicas.wait_idle(i)
     assert sum(replicas.generated(i) for i in range(2)) - before < 4000
