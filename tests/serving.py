@@ -120,7 +120,7 @@ def gateway(
     argv += [part for url in replicas for part in ("--replica", url)]
     server = Server(argv, folder / f"gateway-{n}.log", env=env)
     try:
-        server.wait_ready(f"http://127.0.0.1:{port}/{'ready' if ready else 'health'}", within_s=60)
+        server.wait_ready(f"http://127.0.0.1:{port}/{'ready' if ready else 'health'}", within_s=180)
         yield Gateway(f"http://127.0.0.1:{port}", server)
     finally:
         server.stop()

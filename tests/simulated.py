@@ -40,7 +40,7 @@ def simulated(folder: Path, count: int = 3, *flags: str) -> Iterator[Simulated]:
     urls = [f"http://127.0.0.1:{base + i}" for i in range(count)]
     try:
         for url in urls:
-            server.wait_ready(f"{url}/health")
+            server.wait_ready(f"{url}/health", within_s=180)
         yield Simulated(urls, server.process.pid)
     finally:
         server.stop()

@@ -256,7 +256,7 @@ async def test_the_command_serves_and_ends_with_status_0(tmp_path: Path, sim: Fl
     said = (await process.stdout.readuntil(b'"stream":true}\'')).decode()
     address = said.split("Forebay listens on ")[1].split()[0]
     assert f"{sim.urls[0]}  " in said
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as http:
         assert (await http.post(f"{address}/v1/chat/completions", json={**BODY, "model": "sim"})).status_code == 200
     process.terminate()
     await process.communicate()

@@ -64,6 +64,7 @@ OVER = "this key is over its rate of requests: 0.001 requests per second, 3 at o
 def front(fleet: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with gateway(fleet.urls, tmp_path_factory.mktemp("gateway"), config=QUICK) as running:
         wait_for(lambda: running.metric("forebay_replica_available") == 2, "both replicas are in")
+        wait_for(lambda: len(hands_of(running)) == 2, "and both hands")
         yield running
 
 
@@ -141,7 +142,7 @@ def test_both_hands_serve_and_the_core_counts_for_the_whole_host(front: Gateway)
         assert answers(front).status_code == 200
     comes_to(before + 12, lambda: front.metric("forebay_requests_total", outcome="success"), "all are counted")
     assert len(hands_of(front)) == 2
-    assert httpx.get(f"{front.url}/v1/models", headers=BIG, verify=PLAIN).json()["data"][0]["id"] == "tiny"
+    assert httpx.get(f"{front.url}/v1/models", headers=BIG, timeout=60, verify=PLAIN).json()["data"][0]["id"] == "tiny"
     wait_for(lambda: quiet(front), "nothing is left")
 
 
@@ -157,14 +158,15 @@ def test_quotas_hold_for_the_host_and_not_for_each_hand(front: Gateway) -> None:
 
 
 def test_a_change_through_one_hand_is_true_for_all(front: Gateway) -> None:
-    replica = httpx.get(f"{front.url}/admin/fleet", verify=PLAIN).json()[0]["id"]
-    assert httpx.post(f"{front.url}/admin/drain/{replica}", verify=PLAIN).status_code == 200
+    replica = httpx.get(f"{front.url}/admin/fleet", timeout=60, verify=PLAIN).json()[0]["id"]
+    assert httpx.post(f"{front.url}/admin/drain/{replica}", timeout=60, verify=PLAIN).status_code == 200
     served = {answers(front).headers["x-forebay-replica"] for _ in range(10)}
     assert served
     assert replica not in served
-    httpx.post(f"{front.url}/admin/drain/{replica}?draining=false", verify=PLAIN)
-    patch = httpx.patch(f"{front.url}/admin/config", json={"stream": {"commit_after_s": 11.0}}, verify=PLAIN)
-    assert patch.json()["changed"] == ["stream.commit_after_s: 15.0 -> 11.0"]
+    httpx.post(f"{front.url}/admin/drain/{replica}?draining=false", timeout=60, verify=PLAIN)
+    patch = {"stream": {"commit_after_s": 11.0}}
+    changed = httpx.patch(f"{front.url}/admin/config", json=patch, timeout=60, verify=PLAIN)
+    assert changed.json()["changed"] == ["stream.commit_after_s: 15.0 -> 11.0"]
 
 
 def test_a_killed_hand_takes_only_its_own_streams_with_it(front: Gateway) -> None:
@@ -196,7 +198,9 @@ def test_a_killed_hand_takes_only_its_own_streams_with_it(front: Gateway) -> Non
 
 def test_a_killed_core_costs_no_stream_and_its_ledger_is_rebuilt(front: Gateway) -> None:
     core = core_of(front)
-    httpx.patch(f"{front.url}/admin/config", json={"stream": {"commit_after_s": 12.0}}, verify=PLAIN)
+    patch = {"stream": {"commit_after_s": 12.0}}
+    changed = httpx.patch(f"{front.url}/admin/config", json=patch, timeout=60, verify=PLAIN)
+    assert changed.status_code == 200
     with ExitStack() as stack:
         streams = begun(stack, front, 6, max_tokens=20_000, **BIG)
         os.kill(core, signal.SIGKILL)
@@ -207,7 +211,7 @@ def test_a_killed_core_costs_no_stream_and_its_ledger_is_rebuilt(front: Gateway)
             assert all(b"choices" in event for event in islice(events, 3)), "they go on"
     assert core_of(front) != core
     wait_for(lambda: quiet(front), "nothing is left")
-    config = httpx.get(f"{front.url}/admin/config", verify=PLAIN).json()
+    config = httpx.get(f"{front.url}/admin/config", timeout=60, verify=PLAIN).json()
     assert config["stream"]["commit_after_s"] == 12.0, "what was changed by hand outlives the core"
 
 

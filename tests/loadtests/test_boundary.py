@@ -86,7 +86,7 @@ def test_a_live_probe_switches_the_policy_and_one_that_measured_the_generator_en
         run = boundary.live_runner(Console(quiet=True), made, arms, state, 2.0)
         schedule = made.schedule(0, 1.0)
         records = run("least_request", schedule)
-        policy = httpx.get(f"{ground.url}/admin/policy", verify=False).json()
+        policy = httpx.get(f"{ground.url}/admin/policy", timeout=60, verify=False).json()
         with pytest.raises(boundary.InvalidRunError, match=r"round_robin load 1.000: INVALID, lag"):
             run("round_robin", schedule)
     assert len(records) == len(schedule.rows) > 0

@@ -151,7 +151,7 @@ def test_policies_of_one_gateway_are_switched_and_start_cold(tmp_path: Path) -> 
             *(word for url in ground.replica_urls for word in ("--replica", url)),
         ]  # fmt: skip
         result = CliRunner().invoke(cli.build(["compare"]), arguments)
-        left = httpx.get(f"{ground.url}/admin/policy").json()["name"]
+        left = httpx.get(f"{ground.url}/admin/policy", timeout=60).json()["name"]
     assert left == "random"  # its own again, and said so
     assert f"{ground.url} runs random again" in " ".join(result.output.split())
     runs = results.read(tmp_path)["runs"]

@@ -42,7 +42,7 @@ def test_a_playground_answers_starts_cold_and_ends() -> None:
             answer = httpx.post(f"{ground.url}/v1/chat/completions", json=body, timeout=30.0, trust_env=False)
             assert answer.status_code == 200
             cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
-        assert httpx.get(f"{ground.url}/admin/policy", trust_env=False).json()["name"] == "least_request"
+        assert httpx.get(f"{ground.url}/admin/policy", timeout=60, trust_env=False).json()["name"] == "least_request"
         assert len(asyncio.run(simulated.lag_counts(ground.replica_urls))) == 2
     # round robin: replica 0 cold, 1 cold, 0 warm; cold again after the reset
     assert [n > 0 for n in cached] == [False, False, True, False]

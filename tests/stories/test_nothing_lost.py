@@ -155,6 +155,8 @@ def scene(
             found.journals.append(journal)
         for front in found.fronts:
             wait_for(lambda front=front: front.metric("forebay_replica_available") == listed, "all replicas are in")
+            if workers > 1:
+                wait_for(lambda front=front: len(processes(front).get("hands", ())) == workers, "all hands are there")
         yield found
 
 
@@ -283,7 +285,10 @@ def test_a_thousand_changes_of_membership(tmp_path: Path) -> None:
             flows(8)
         members.remove_all()
         s.settle()
-        wait_for(lambda: len(httpx.get(f"{front.url}/admin/fleet", verify=PLAIN).json()) == 1, "all others are gone")
+        wait_for(
+            lambda: len(httpx.get(f"{front.url}/admin/fleet", timeout=60, verify=PLAIN).json()) == 1,
+            "all others are gone",
+        )
         assert front.metric("forebay_replica_available") == 1
         text = httpx.get(f"{front.url}/metrics", timeout=30, verify=PLAIN).text
         assert len({row["replica"] for _, row, _ in samples(text) if "replica" in row}) == 1, "and so are their series"
