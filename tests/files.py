@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_more_files(pid: int) -> Iterator[None]:
-    """It keeps what it has open."""
+    """It keeps what it has open, also what is garbage already where it is this one."""
+    gc.collect()
+    gc.disable()
     folder = f"/proc/{pid}/fd"
     listed = os.listdir(folder)  # what lists them is a file too, where they are our own
     taken = {int(name) for name in listed if os.path.lexists(f"{folder}/{name}")}
@@ -21,3 +24,4 @@ def no_more_files(pid: int) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        gc.enable()

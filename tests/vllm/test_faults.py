@@ -18,13 +18,14 @@ import pytest
 from tests.serving import Gateway, Stream, chat, gateway, post, stream, streaming, wait_for
 from tests.vllm.replicas import Replicas
 
+# `hang_s`: vLLM may keep the connection of a request that it will not answer any more, its port shut
 QUICK = """
 [health]
+hang_s = 8.0
 backoff_s = 1.0
 slow_start_s = 0.0
 """
-# a replica that says nothing for so long is given up; one that works is never silent for so long
-GIVES_UP = "[timeouts]\nidle_s = 15.0\n" + QUICK.replace("[health]\n", "[health]\nhang_s = 4.0\n")
+GIVES_UP = "[timeouts]\nidle_s = 15.0\n" + QUICK  # a stream that says nothing for so long; one that works says more
 ENDLESS = 7000  # tokens: a stream that does not end by itself while a test looks
 
 
