@@ -150,8 +150,9 @@ async def _run_gateway(pipe: Connection, tables: Mapping[str, Any]) -> None:
 
 
 async def _ready(gateway: Any, pipe: Connection, address: str) -> None:
-    """Tells the parent once a replica is available, then waits for it to leave."""
-    while gateway.fleet.any_available() is None:  # noqa: ASYNC110 - the fleet has no event for it
+    """Tells the parent once all replicas are available, then waits for it to leave."""
+    fleet = gateway.fleet
+    while not (fleet.replicas and all(map(fleet.available, fleet.replicas))):  # noqa: ASYNC110 - it has no event for it
         await asyncio.sleep(0.02)
     pipe.send([address])
     await _closed(pipe)

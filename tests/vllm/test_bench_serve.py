@@ -31,7 +31,7 @@ def test_vllm_bench_serve_runs_unchanged_through_the_gateway(
             "random", "--random-input-len", "200", "--random-output-len", "12", "--num-prompts", "10",
             "--request-rate", "5", "--save-result", "--result-dir", str(tmp_path), "--result-filename", "bench.json",
         ],
-        capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path,
+        capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
