@@ -111,7 +111,7 @@ def gateway(
     env: Mapping[str, str] | None = None,
     ready: bool = True,
 ) -> Iterator[Gateway]:
-    """`forebay serve` in front of these URLs; `config` is TOML laid under the flags. Waits until it is ready."""
+    """`forebay serve` in front of these URLs; `config` is TOML laid under the flags. Waits until it has them all."""
     (port,) = free_ports(1)
     n = next(_numbers)
     file = folder / f"gateway-{n}.toml"
@@ -121,7 +121,10 @@ def gateway(
     server = Server(argv, folder / f"gateway-{n}.log", env=env)
     try:
         server.wait_ready(f"http://127.0.0.1:{port}/{'ready' if ready else 'health'}", within_s=180)
-        yield Gateway(f"http://127.0.0.1:{port}", server)
+        running = Gateway(f"http://127.0.0.1:{port}", server)
+        if ready:  # it says so with the first replica
+            comes_to(len(replicas), lambda: running.metric("forebay_replica_available"), "all replicas are in")
+        yield running
     finally:
         server.stop()
 

@@ -153,9 +153,8 @@ def scene(
             text = config + CONFIG.format(workers=workers, journal=journal)
             found.fronts.append(stack.enter_context(gateway(found.replicas[:listed], folder, config=text)))
             found.journals.append(journal)
-        for front in found.fronts:
-            wait_for(lambda front=front: front.metric("forebay_replica_available") == listed, "all replicas are in")
-            if workers > 1:
+        if workers > 1:
+            for front in found.fronts:
                 wait_for(lambda front=front: len(processes(front).get("hands", ())) == workers, "all hands are there")
         yield found
 
