@@ -222,11 +222,13 @@ class Supervisor:
 
     def _signalled(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
-            if self._stopping_at is None:
+            again = self._stopping_at is not None
+            if not again:
                 self._stopping_at = time.monotonic() + self._drain_s + CUT_S + 5.0
                 log.info("stopping: open requests may finish; a second signal stops at once")
             for child in [*self.children.values(), *self.old.values()]:
-                if child.slot != CORE:
+                # to one of the program before, which leaves already, the first would be the second and cut its streams
+                if child.slot != CORE and (again or not child.retiring):
                     _kill(child.pid, signal.SIGTERM)
         elif number == signal.SIGHUP:
             self._tell(signal.SIGHUP, CORE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -17,8 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway import supervisor
 from gateway.config import Config
-from gateway.supervisor import Supervisor
+from gateway.supervisor import Child, Supervisor
 from gateway.tenants import digest
 from tests.serving import (
     CHAT,
@@ -374,3 +376,18 @@ def held_and_answered(front: Gateway, fleet: Simulated) -> None:
     assert set(statuses) <= {200, 429}
     assert 200 in statuses
     wait_for(lambda: quiet(front), "nothing is left")
+
+
+def test_a_stop_is_no_second_signal_to_those_that_leave_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the service is stopped just after an upgrade: what the old processes still stream goes on."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(supervisor, "_kill", lambda pid, number: sent.append((pid, number)))
+    made = Supervisor(Config(), None, {}, [], greet=False)
+    line, _ = socket.socketpair()
+    core, new, old = Child(supervisor.CORE, 1, line, 0.0, 0.0), Child(0, 2, line, 0.0, 0.0), Child(0, 3, line, 0.0, 0.0)
+    old.retiring = True
+    made.children, made.old = {1: core, 2: new}, {3: old}
+    made._signalled(signal.SIGTERM)
+    assert sent == [(2, signal.SIGTERM)]
+    made._signalled(signal.SIGTERM)  # now at once
+    assert sent[1:] == [(2, signal.SIGTERM), (3, signal.SIGTERM)]
