@@ -78,6 +78,9 @@ class Ask:
         fresh = [seed + 100_000 for seed in seeds]
 
         def report(probe: Probe) -> None:
+            if not probe.offered:
+                self.console.print(f"  {arm} load {probe.load:.3f}: no request within the window", highlight=False)
+                return
             self.console.print(
                 f"  {arm} load {probe.load:.3f}: {screen.share(probe.attainment)} "
                 f"[{screen.share(probe.low)}, {screen.share(probe.high)}] {probe.verdict}"

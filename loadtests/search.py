@@ -49,6 +49,7 @@ class Probe:
     seeds: tuple[int, ...]
     settled: bool
     confirming: bool = False
+    offered: int = 0  # requests of all blocks; 0: there is nothing to be said at this load, nor below it
 
 
 @dataclass(slots=True)
@@ -145,6 +146,8 @@ class Search:
                 low = load
                 load = load * 2 if high is None else math.sqrt(load * high)
             else:
+                if not self.probes[-1].offered:
+                    break
                 high = load
                 load = load / 2
             if low is not None and high is not None:
@@ -165,11 +168,12 @@ class Search:
                 blocks.append(self.run(load, seed))
                 used.append(seed)
             verdict, share, low, high = judge(blocks, self.target)
-            if verdict is not Verdict.UNRESOLVED or len(blocks) >= self.most_blocks * len(chosen):
+            offered = sum(b.offered for b in blocks)
+            if not offered or verdict is not Verdict.UNRESOLVED or len(blocks) >= self.most_blocks * len(chosen):
                 break
             chosen = [seed + len(chosen) * 1000 for seed in chosen]
         settled = sum(b.settled for b in blocks) * 2 > len(blocks)
-        probe = Probe(load, verdict, share, low, high, len(blocks), tuple(used), settled, confirming)
+        probe = Probe(load, verdict, share, low, high, len(blocks), tuple(used), settled, confirming, offered)
         self.probes.append(probe)
         self.report(probe)
         return verdict

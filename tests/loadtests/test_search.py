@@ -37,6 +37,20 @@ def test_a_server_that_never_keeps_the_target_has_no_boundary() -> None:
     assert (found.load, found.confirmed) == (None, None)
 
 
+def test_a_load_without_a_request_ends_the_way_down() -> None:
+    """As a short window has them: nothing can be seen there, and less below."""
+    asked: list[float] = []
+
+    def run(load: float, seed: int) -> Block:
+        asked.append(load)
+        return Block(0, int(load * 4), True)
+
+    found = Search(run, target=0.95, seeds=(0, 1), fresh=(10, 11)).boundary(1.0)
+    assert found.load is None
+    assert sorted(set(asked)) == [0.125, 0.25, 0.5, 1.0]
+    assert (found.probes[-1].load, found.probes[-1].offered, found.probes[-1].blocks) == (0.125, 0, 2)
+
+
 def test_few_requests_leave_it_unresolved() -> None:
     verdict, share, low, high = judge([Block(95, 100), Block(96, 100)], 0.95)
     assert verdict is Verdict.UNRESOLVED
