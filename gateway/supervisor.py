@@ -256,13 +256,14 @@ class Supervisor:
             for line in (check.stdout + check.stderr).splitlines()[-5:]:
                 log.error("not replaced: %s", line)
             return
-        rows = [(c.slot, c.pid, c.line.fileno()) for c in [*self.children.values(), *self.old.values()]]
+        everyone = [*self.children.values(), *self.old.values()]
+        rows = [(c.slot, c.pid, c.line.fileno(), c.retiring) for c in everyone]
         state = {
             "sockets": [s.fileno() for s in self.sockets],
             "children": rows,
             "folders": [self._folder, *self.folders],
         }
-        for kept in [*self.sockets, *(c.line for c in self.children.values()), *(c.line for c in self.old.values())]:
+        for kept in [*self.sockets, *(c.line for c in everyone)]:
             kept.set_inheritable(True)
         log.info("replacing the program; %d processes leave when their successors are there", len(rows))
         os.execve(sys.executable, again, {**os.environ, HANDED_OVER: json.dumps(state)})
@@ -289,9 +290,11 @@ def supervise(config: Config, path: Path | None, overrides: Mapping[str, Any]) -
     if handed is not None:
         now = time.monotonic()
         sockets = [socket.socket(fileno=fd) for fd in handed["sockets"]]
-        for slot, pid, fd in handed["children"]:
-            old[pid] = Child(slot, pid, socket.socket(fileno=fd), now, now)
-            old[pid].retiring = slot == CORE
+        for slot, pid, fd, *told in handed[
+            "children"
+        ]:  # one that was told to leave is not told twice: it would at once
+            retiring = slot == CORE or told == [True]
+            old[pid] = Child(slot, pid, socket.socket(fileno=fd), now, now, retiring)
         for sock in sockets:
             sock.set_inheritable(False)
     while len(sockets) < wanted:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +16,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import supervisor
-from gateway.config import Config
-from gateway.supervisor import Child, Supervisor
 from gateway.tenants import digest
 from tests.serving import (
     CHAT,
@@ -329,16 +324,6 @@ def test_no_two_hands_make_the_same_request_id(front: Gateway) -> None:
     assert sorted(set(ids)) == sorted(ids)
 
 
-def test_a_program_that_is_not_there_leaves_the_one_that_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As while an installation is being replaced: the supervisor goes on, with what it had."""
-    made = Supervisor(Config(), None, {}, [], greet=False)
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    made._replace()
-    assert "not replaced: [Errno 2] No such file or directory: '/nowhere/python'" in caplog.text
-
-
 def test_sigterm_drains_every_hand(front: Gateway) -> None:
     with ExitStack() as stack:
         streams = begun(stack, front, 4, **BIG)
@@ -376,18 +361,3 @@ def held_and_answered(front: Gateway, fleet: Simulated) -> None:
     assert set(statuses) <= {200, 429}
     assert 200 in statuses
     wait_for(lambda: quiet(front), "nothing is left")
-
-
-def test_a_stop_is_no_second_signal_to_those_that_leave_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the service is stopped just after an upgrade: what the old processes still stream goes on."""
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(supervisor, "_kill", lambda pid, number: sent.append((pid, number)))
-    made = Supervisor(Config(), None, {}, [], greet=False)
-    line, _ = socket.socketpair()
-    core, new, old = Child(supervisor.CORE, 1, line, 0.0, 0.0), Child(0, 2, line, 0.0, 0.0), Child(0, 3, line, 0.0, 0.0)
-    old.retiring = True
-    made.children, made.old = {1: core, 2: new}, {3: old}
-    made._signalled(signal.SIGTERM)
-    assert sent == [(2, signal.SIGTERM)]
-    made._signalled(signal.SIGTERM)  # now at once
-    assert sent[1:] == [(2, signal.SIGTERM), (3, signal.SIGTERM)]
