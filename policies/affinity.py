@@ -121,6 +121,10 @@ class Affinity:
         if known is None or abs(wanted - known) > 0.02 * known:
             self.index.resize(replica_id, wanted)
 
+    def stays(self, replica_id: str, seconds: float, now: float) -> None:
+        """Others fill its cache too, and what nobody uses stays there for so long: older things are not believed in."""
+        self.index.expire(self.index.slot(replica_id), now - seconds)
+
     def precision(self, replica_id: str) -> float:
         return self._precision[self.index.slot(replica_id)].value
 
@@ -143,14 +147,14 @@ class Affinity:
         slot, key = index.slot(replica_id), look.key
         self._claimed[request.id] = look.claimed(slot)
         beyond = request.prompt_bytes // CHUNK_BYTES - len(chain)
-        index.insert(slot, chain, beyond if beyond > 0 else 0)
+        index.insert(slot, chain, beyond if beyond > 0 else 0, now)
         homes.seen(chain, now)
         if key is not None:
             homes.used(key, work_s, now)
             if reason == "spill":
                 homes.spilled(key, now)
 
-    def ended(self, request: Request, replica_id: str, usage: Usage | None, prefilled: bool) -> None:
+    def ended(self, request: Request, replica_id: str, usage: Usage | None, prefilled: bool, now: float) -> None:
         """The attempt is over: its blocks are freed now, answer included, or were never made (`prefilled` false)."""
         claimed = self._claimed.pop(request.id, 0.0)
         if replica_id not in self._factor:
@@ -166,7 +170,7 @@ class Affinity:
                 size += usage.completion_tokens * self.bytes_per_token.ratio(request.model)
             if usage.cached_tokens is not None:
                 self._learn(replica_id, slot, claimed, usage.cached_tokens)
-        self.index.insert(slot, chain, max(0, int(size) // CHUNK_BYTES - len(chain)))
+        self.index.insert(slot, chain, max(0, int(size) // CHUNK_BYTES - len(chain)), now)
 
     def measured(self, request: Request, usage: Usage) -> None:
         """The engine says how many tokens the prompt had."""

@@ -196,7 +196,7 @@ class Dispatcher:
             if request.streams:
                 replica.pace.leave(request.tpot_s)
             prefilled = (done or tracked.started) and not charge.stale
-            self.affinity.ended(request, replica.id, usage if done else None, prefilled)
+            self.affinity.ended(request, replica.id, usage if done else None, prefilled, now)
         elif done and usage is not None:
             self.affinity.measured(request, usage)
         tracked.replica = tracked.charge = None

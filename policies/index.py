@@ -7,7 +7,8 @@ first, so that the old end always holds a tail. Eviction takes from there: the l
 its tail first, as vLLM's block pool does. Capacity is num_gpu_blocks x block_size x bytes per token / 256, or
 what feedback makes of it. What follows the last key of a chain (the partial chunk, the part beyond 128 KB,
 the answer) has a length but no keys: it is *credited* to a later, longer chain that passes the same point.
-No TTL: size, feedback and restarts bound the content. About 100 bytes per chunk, and 8 more per replica holding it.
+Size, feedback and restarts bound the content, and age where others fill the same caches (`expire`): what they sent is
+not in the size. About 100 bytes per chunk, and 8 more per replica holding it.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from typing import Final
 
 _UNBOUNDED: Final = 1 << 62
 NEAR: Final = 8  # chunks within which walking finds the end of a match sooner than halving
+AT_ONCE: Final = 4_000  # chunks that expire in one call, and what is left of their run: a millisecond
 
 
 class _Run:
     """A stretch of one chain on one replica, in the replica's list from old to young."""
 
-    __slots__ = ("children", "credit", "keys", "newer", "older", "parent")
+    __slots__ = ("children", "credit", "keys", "newer", "older", "parent", "used_at")
 
     def __init__(self, keys: array[int], parent: _Run | None) -> None:
         self.keys = keys
         self.parent = parent
         self.children = 0
         self.credit = 0  # chunks known by length only, after the last key
+        self.used_at = 0.0
         self.older: _Run = self
         self.newer: _Run = self
 
@@ -178,8 +181,8 @@ class PrefixIndex:
 
     # -- recording -------------------------------------------------------------------------------------------------
 
-    def insert(self, slot: int, chain: tuple[int, ...], credit: int = 0) -> None:
-        """The replica now holds this chain and `credit` chunks after it, and has used all of it just now.
+    def insert(self, slot: int, chain: tuple[int, ...], credit: int = 0, now: float = 0.0) -> None:
+        """The replica now holds this chain and `credit` chunks after it, and has used all of it `now`.
 
         Call at dispatch (siblings find each other before the engine confirms) and again when the request is finished
         (vLLM frees its blocks then), with the answer's length in the credit.
@@ -221,6 +224,7 @@ class PrefixIndex:
             young = head.older
             run.older, run.newer = young, head
             young.newer = head.older = run
+            run.used_at = now
         if credit > path[-1].credit:
             self._set_credit(slot, held, path[-1], credit)
         if held.chunks > held.capacity:
@@ -247,6 +251,14 @@ class PrefixIndex:
                 return
             self._set_credit(slot, held, run, 0)
             self._shorten(held, run, max(0, keep - start))
+
+    def expire(self, slot: int, before: float) -> None:
+        """Drop what the replica was last given before that time; of very much a part, and the rest with later calls."""
+        held = self._held(slot)
+        least = held.chunks - AT_ONCE
+        while (run := held.head.newer) is not held.head and run.used_at < before and held.chunks > least:
+            self._set_credit(slot, held, run, 0)
+            self._shorten(held, run, 0)
 
     # -- internals -------------------------------------------------------------------------------------------------
 

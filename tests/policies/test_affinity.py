@@ -32,7 +32,7 @@ def test_a_dispatch_makes_its_replica_the_warm_one_before_the_engine_confirms() 
 def test_the_next_turn_matches_prompt_and_answer() -> None:
     it, first = fleet(), request()
     it.dispatched(first, "a", it.look(first, 0.0), "cold", 0.1, 0.0)
-    it.ended(first, "a", Usage(512, 128, 0), prefilled=True)  # 128 tokens: two chunks
+    it.ended(first, "a", Usage(512, 128, 0), prefilled=True, now=0.5)  # 128 tokens: two chunks
     turn = Request("n", prompt_bytes=3072, prompt_tokens=768, chain=(*first.chain, 21, 22, 23, 24))
     assert it.look(turn, 1.0).claimed_tokens == [640.0, 0.0]
 
@@ -40,8 +40,18 @@ def test_the_next_turn_matches_prompt_and_answer() -> None:
 def test_a_failed_attempt_leaves_nothing_behind() -> None:
     it, first = fleet(), request()
     it.dispatched(first, "a", it.look(first, 0.0), "cold", 0.1, 0.0)
-    it.ended(first, "a", None, prefilled=False)
+    it.ended(first, "a", None, prefilled=False, now=0.5)
     assert it.look(request(), 0.0).claimed_tokens == [0.0, 0.0]
+
+
+def test_where_others_fill_the_cache_too_only_what_was_used_lately_is_believed_in() -> None:
+    it, first, other = fleet(), request(1), request(2)
+    it.dispatched(first, "a", it.look(first, 0.0), "cold", 0.1, 0.0)
+    it.dispatched(other, "a", it.look(other, 0.0), "cold", 0.1, 0.0)
+    it.ended(first, "a", Usage(512, 128, 0), prefilled=True, now=10.0)
+    it.stays("a", seconds=30.0, now=35.0)
+    assert it.look(request(1), 35.0).claimed_tokens == [511.0, 0.0], "used until it ended"
+    assert it.look(request(2), 35.0).claimed_tokens == [0.0, 0.0]
 
 
 def test_a_restart_empties_one_replica() -> None:
@@ -74,7 +84,7 @@ def test_capacity_is_the_engines_in_tokens_and_shrinks_when_hits_fail_to_come() 
     it.dispatched(first, "a", it.look(first, 0.0), "cold", 0.1, 0.0)
     for _ in range(120):
         it.dispatched(first, "a", it.look(first, 0.0), "affinity", 0.1, 0.0)
-        it.ended(first, "a", Usage(512, 0, 100), prefilled=True)
+        it.ended(first, "a", Usage(512, 0, 100), prefilled=True, now=0.0)
     assert it.precision("a") < 0.4
     assert it.index.capacity("a") == 900
     assert it.index.capacity("b") == 1000

@@ -122,6 +122,32 @@ def test_feedback_may_shrink_a_replica_at_once() -> None:
     assert (it.capacity("a"), it.chunks("a")) == (3, 3)
 
 
+def test_what_was_last_used_before_a_time_expires_with_its_answer() -> None:
+    it = index("a", "b")
+    it.insert(0, A, credit=3, now=10.0)
+    it.insert(0, B, now=20.0)  # its first two chunks are those of A
+    it.insert(1, A, now=10.0)
+    it.expire(0, 10.0)
+    assert it.depths((*A, 21, 22, 23)) == [7, 4], "at that time is not before it"
+    it.expire(0, 15.0)
+    assert it.depths(A) == [2, 4], "of another replica nothing is said"
+    assert it.depths(B) == [4, 2]
+    assert it.chunks("a") == 4
+    it.expire(0, 25.0)
+    assert (it.depths(B), it.chunks("a")) == ([0, 2], 0)
+
+
+def test_very_much_expires_with_several_calls() -> None:
+    it = index("a")
+    for start in range(0, 10_000, 1000):
+        it.insert(0, tuple(range(start, start + 1000)), now=1.0)
+    left = []
+    while it.chunks("a"):
+        it.expire(0, 2.0)
+        left.append(it.chunks("a"))
+    assert left == [6000, 2000, 0]
+
+
 class Naive:
     """The rule in its plainest form: chunks by last use, where a request uses its tail before its beginning."""
 
@@ -160,8 +186,22 @@ def test_it_holds_exactly_what_the_plain_rule_holds(capacity: int, inserted: lis
     assert it.chunks("a") == len(naive.used)
 
 
+@settings(max_examples=300)
+@given(st.lists(paths, max_size=25), st.integers(0, 25), paths)
+def test_what_expires_is_what_the_plain_rule_says(inserted: list[list[int]], before: int, asked: list[int]) -> None:
+    it = index("a")
+    used: dict[tuple[int, ...], int] = {}
+    for at, path in enumerate(inserted):
+        it.insert(0, keyed(path), now=float(at))
+        used |= {tuple(path[:depth]): at for depth in range(1, len(path) + 1)}
+    it.expire(0, float(before))
+    kept = {path for path, at in used.items() if at >= before}
+    assert it.chunks("a") == len(kept)
+    assert it.depths(keyed(asked)) == [sum(tuple(asked[:depth]) in kept for depth in range(1, len(asked) + 1))]
+
+
 operations = st.lists(
-    st.tuples(st.sampled_from(["insert", "credit", "clear", "forget", "resize"]), st.integers(0, 2), paths),
+    st.tuples(st.sampled_from(["insert", "credit", "clear", "forget", "resize", "expire"]), st.integers(0, 2), paths),
     max_size=40,
 )
 
@@ -173,12 +213,14 @@ def test_never_more_than_capacity_and_holding_a_chunk_means_holding_all_before_i
 ) -> None:
     names = ("a", "b", "c")
     it = index(*names, capacity=10)
-    for what, slot, path in operations:
+    for at, (what, slot, path) in enumerate(operations):
         match what:
             case "insert":
-                it.insert(slot, keyed(path))
+                it.insert(slot, keyed(path), now=float(at))
             case "credit":
-                it.insert(slot, keyed(path), credit=len(path))
+                it.insert(slot, keyed(path), credit=len(path), now=float(at))
+            case "expire":
+                it.expire(slot, float(at - len(path)))
             case "clear":
                 it.clear(names[slot])
             case "forget":

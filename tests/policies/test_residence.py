@@ -8,8 +8,8 @@ from policies.model import Scraped
 from policies.residence import Residence
 
 
-def scrape(at: float, queries: float, hits: float, generated: float) -> Scraped:
-    return Scraped("r0", at, prefix_queries=queries, prefix_hits=hits, generation_tokens=generated)
+def scrape(at: float, queries: float, hits: float, generated: float, used: float | None = None) -> Scraped:
+    return Scraped("r0", at, None, None, used, prefix_queries=queries, prefix_hits=hits, generation_tokens=generated)
 
 
 def test_a_cache_of_400k_tokens_that_takes_4k_a_second_keeps_what_nobody_uses_for_100_seconds() -> None:
@@ -20,6 +20,13 @@ def test_a_cache_of_400k_tokens_that_takes_4k_a_second_keeps_what_nobody_uses_fo
     assert known.fill_tokens_s == 4000.0
     assert known.seconds(400_000.0) == 100.0
     assert known.seconds(None) == math.inf
+
+
+def test_what_live_requests_hold_is_no_room_for_what_nobody_uses() -> None:
+    known = Residence()
+    for second in range(5):
+        known.scraped(scrape(float(second), 4000.0 * second, 0.0, 0.0, used=0.25))
+    assert known.seconds(400_000.0) == 75.0
 
 
 def test_a_restart_and_silence_say_nothing() -> None:

@@ -6,7 +6,7 @@ import random
 
 from policies import registry
 from policies.core import Balancer
-from policies.model import Added, Dispatch, Hold, Outcome, PeerLoad, Pulse, Request, ServiceClass, Usage
+from policies.model import Added, Dispatch, Hold, Outcome, PeerLoad, Pulse, Request, Scraped, ServiceClass, Usage
 from policies.prefix import asked, boundaries, told
 from policies.settings import Settings
 
@@ -97,6 +97,27 @@ def test_what_is_held_for_a_replica_is_told_even_where_nothing_was_sent_there() 
     assert [row[:2] for row in told_of.values()] == [(0, 0.0)]
     made.cancel("a", 10.1)
     assert made.loads(10.1) == {}
+
+
+def scraped(replica: str, at: float, fill: float) -> Scraped:
+    return Scraped(replica, at, num_gpu_blocks=62_501, block_size=16, prefix_queries=fill, prefix_hits=0.0)
+
+
+def test_what_others_will_have_driven_out_of_a_cache_is_not_believed_to_be_there() -> None:
+    for peers in (True, False):
+        made = core()
+        chain = tuple(range(1, 16))
+        (sent,) = made.submit(request("a", chain=chain), 0.0)
+        assert isinstance(sent, Dispatch)
+        made.complete("a", Outcome.SUCCESS, Usage(1000, 5, 0), 1.0)
+        for second in range(1, 32):  # 50,000 tokens a second into a cache of a million
+            if peers:
+                made.fleet_event(PeerLoad(sent.replica_id, at=float(second)), float(second))
+            made.fleet_event(scraped(sent.replica_id, float(second), 50_000.0 * second), float(second))
+            if second == 15:
+                assert made.dispatcher.affinity.look(request("b", chain=chain), 15.0).claimed_tokens.count(0.0) == 1
+        left = made.dispatcher.affinity.look(request("b", chain=chain), 31.0).claimed_tokens.count(0.0)
+        assert left == (2 if peers else 1), "alone it knows all that comes and counts by size"
 
 
 def test_streams_of_others_close_the_pace_as_ours_do() -> None:
