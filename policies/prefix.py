@@ -11,6 +11,7 @@ to within a chunk, for 60 us per 128 KB instead of the milliseconds of a tokeniz
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from struct import iter_unpack
 
 from xxhash import xxh3_64_intdigest
@@ -23,6 +24,7 @@ CHUNK_BYTES = 256
 MAX_CHUNKS = 512  # 128 KB
 _MAX_BYTES = CHUNK_BYTES * MAX_CHUNKS
 TAIL = 32  # chunks (8 KB) that an answer and the next question mostly fit into
+FAR, EVERY = 128, 8  # chunks: more than that they hardly ever add, and how near its end a prompt is found then
 _CHUNK = f"{CHUNK_BYTES}s"
 
 
@@ -52,14 +54,17 @@ def boundaries(length: int) -> list[int]:
     return out
 
 
-def asked(length: int) -> list[int]:
-    """Depths at which others are asked where a prompt went: the boundaries, and each of the last `TAIL` chunks, where
-    the turn before this one ended: `told` names its exact end, with what its answer added."""
+@lru_cache(MAX_CHUNKS + 1)
+def asked(length: int) -> tuple[int, ...]:
+    """Depths at which others are asked where a prompt went: the boundaries, and where the turn before this one ended:
+    each of the last `TAIL` chunks, since `told` names its exact end, with what its answer added, and beyond them, after
+    a long answer or question, every so manieth."""
     tail = range(max(1, length - TAIL + 1), length + 1)
-    return sorted({*boundaries(length), *tail})
+    far = range(max(EVERY, (length - FAR) // EVERY * EVERY), length - TAIL + 1, EVERY)
+    return tuple(sorted({*boundaries(length), *far, *tail}))
 
 
-def told(length: int) -> list[int]:
-    """Depths at which others are told of a prompt of that many chunks: the boundaries and its end."""
-    depths = boundaries(length)
-    return depths if not length or depths[-1] == length else [*depths, length]
+@lru_cache(MAX_CHUNKS + 1)
+def told(length: int) -> tuple[int, ...]:
+    """Depths at which others are told of a prompt of that many chunks: the boundaries, its end, and near that end."""
+    return tuple(sorted({*boundaries(length), length - length % EVERY, length} - {0}))

@@ -3,8 +3,9 @@
 A key is the chained hash at that depth (so it stands for the whole prefix up to there), its value the up to four
 replicas that answered such a prompt last, each with the start of its process, so that a restarted one is not believed
 in. Depths: four per doubling, and the prompt's end, there with the length of what followed it (its answer), so that the
-next turn finds all of the one before. Looked up before a request goes to the core, written after its first token and
-again when it ends, and only if that says something new. Only hashes are stored, for as long as a cache keeps them.
+next turn finds all of the one before; after a long answer or question it finds the prompt but for seven chunks.
+Looked up before a request goes to the core, written after its first token and again when it ends, and only if that says
+something new. Only hashes are stored, for as long as a cache keeps them.
 Trade-off: of prompts that part inside, a fifth of a match may lie between two depths; what a gateway saw itself is
 exact and wins.
 """

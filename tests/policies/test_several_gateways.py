@@ -227,10 +227,19 @@ def test_boundaries_lose_at_most_a_fifth_of_a_match() -> None:
 
 
 def test_the_end_of_a_prompt_is_told_and_asked_for_among_the_last_chunks() -> None:
-    assert told(0) == asked(0) == []
-    assert told(3) == asked(3) == [1, 2, 3]
-    assert told(30)[-3:] == [24, 28, 30]
-    assert asked(60)[-34:] == [24, 28, *range(29, 61)]
+    assert told(0) == asked(0) == ()
+    assert told(3) == asked(3) == (1, 2, 3)
+    assert told(30)[-3:] == (24, 28, 30)
+    assert told(63)[-3:] == (48, 56, 63)
+    assert asked(60)[-34:] == (24, 28, *range(29, 61))
     for turn in range(1, 500):
         for longer in range(turn, min(512, turn + 31)):
             assert turn in asked(longer), "a next turn finds the end of the one before"
+
+
+def test_after_a_long_answer_or_question_the_end_of_the_turn_before_is_missed_by_seven_chunks_at_most() -> None:
+    assert set(asked(200)) - set(asked(200)[-32:]) >= {72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160, 168}
+    for turn in range(1, 500):
+        for longer in range(turn, min(512, turn + 128)):
+            known = set(told(turn)) & set(asked(longer))
+            assert max(known, default=0) >= turn - 7
