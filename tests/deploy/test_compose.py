@@ -111,6 +111,7 @@ def test_the_systemd_unit_gives_streams_their_time_and_the_process_nothing_it_do
     assert float(keys["TimeoutStopSec"]) >= Config().listen.drain_s + 2
     assert keys["ExecStart"] == "/opt/forebay/bin/forebay serve --config /etc/forebay/gateway.toml"
     assert keys["ExecStartPre"] == keys["ExecStart"].replace(" serve ", " check ")
+    assert (keys["Restart"], keys["StartLimitIntervalSec"]) == ("on-failure", "0")  # it is never given up
     assert keys["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert (keys["DynamicUser"], keys["ProtectSystem"], keys["NoNewPrivileges"]) == ("yes", "strict", "yes")
     assert (keys["SystemCallFilter"], keys["CapabilityBoundingSet"]) == ("@system-service", "")
