@@ -17,7 +17,7 @@ TEST_ARGS ?=
 TEST_JOBS ?= 2
 IMAGE ?= forebay
 IMAGE_ARGS ?=
-ENGINE ?= $(firstword $(notdir $(shell command -v podman) $(shell command -v docker)))
+ENGINE ?= $(firstword $(notdir $(shell command -v podman 2>/dev/null || command -v docker 2>/dev/null)))
 COMPILED := .compiled
 BUILD ?= compiled
 

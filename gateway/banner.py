@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gateway.app import Gateway
 
 
-LOG_COLUMNS = 1000
+LOG_COLUMNS = 100_000  # a row is as wide as it is
 FIRST_PROBES_S = 3.0  # the banner waits this long for replicas to answer
 
 

@@ -26,7 +26,9 @@ from policies.learnt import recall
 from policies.model import Added, FleetEvent, PeerLoad, Scraped
 
 SETTLE_S = 3.0  # for sources of replicas that have not answered
-RECALL_S = 15.0  # for a hand that knows the core before: on a host short of CPU it may take long to call
+# for a hand that knows the core before: on a host short of CPU it may take long to call. Below `hand.FIRST_WELCOME_S`,
+# after which a hand that is new takes clients whether it knows a fleet or not
+RECALL_S = 8.0
 log = logging.getLogger("forebay.core")
 
 
@@ -61,15 +63,17 @@ class Core(Gateway):
         super()._membership_changed()
         self.proxy.fleet_changed()  # a replica that moves to another address is no event
 
-    async def settle(self) -> None:
-        """Until it is known which replicas there are, within bounds; then the hands are let in.
+    async def settle(self, leave: asyncio.Event) -> None:
+        """Until it is known which replicas there are, within bounds, or until it has to leave; then hands are let in.
 
         A core that was restarted takes over what the first hands that called know of the one before: the running
         configuration, and replicas as they were seen last, until the first probes say more.
         """
-        await _until(lambda: not self.fleet.awaited, SETTLE_S)
+        await _until(lambda: leave.is_set() or not self.fleet.awaited, SETTLE_S)
         if self._again:
-            await _until(self._recalled, RECALL_S)
+            await _until(lambda: leave.is_set() or self._recalled(), RECALL_S)
+        if leave.is_set():
+            return
         if self._again and self.proxy.before is not None:
             try:
                 self._take_over(*self.proxy.before)
@@ -111,7 +115,7 @@ async def run(core: Core, path: str, beat: Callable[[], None], leave: asyncio.Ev
     await core.start()
     core.proxy.server = await loop.create_unix_server(lambda: cast(asyncio.Protocol, core.proxy.accept()), path)
     beat()
-    await core.settle()
+    await core.settle(leave)
     collecting.settle()
     await leave.wait()
     await core.stop()

@@ -184,14 +184,15 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            child = self.children.pop(pid, None)
-            if child is None and (child := self.old.pop(pid, None)) is not None and not self.old:
-                log.info("replaced: the last process of the program before has left")
+            of_before = pid in self.old
+            child = self.old.pop(pid, None) or self.children.pop(pid, None)
             if child is None:
                 continue
+            if of_before and not self.old:
+                log.info("replaced: the last process of the program before has left")
             child.line.close()
-            if child.retiring or self._stopping_at is not None:
-                continue
+            if of_before or child.retiring or self._stopping_at is not None:
+                continue  # the successor of one of the program before runs, or is started
             lived = time.monotonic() - child.started_at
             log.error("%s (pid %d) ended %s; starting another", child.name, pid, _how(status))
             self._again = self._again or child.slot == CORE
@@ -257,10 +258,11 @@ class Supervisor:
                 log.error("not replaced: %s", line)
             return
         everyone = [*self.children.values(), *self.old.values()]
-        rows = [(c.slot, c.pid, c.line.fileno(), c.retiring) for c in everyone]
+        rows = [(c.slot, c.pid, c.line.fileno()) for c in everyone]
         state = {
             "sockets": [s.fileno() for s in self.sockets],
             "children": rows,
+            "retiring": [c.pid for c in everyone if c.retiring],
             "folders": [self._folder, *self.folders],
         }
         for kept in [*self.sockets, *(c.line for c in everyone)]:
@@ -290,11 +292,9 @@ def supervise(config: Config, path: Path | None, overrides: Mapping[str, Any]) -
     if handed is not None:
         now = time.monotonic()
         sockets = [socket.socket(fileno=fd) for fd in handed["sockets"]]
-        for slot, pid, fd, *told in handed[
-            "children"
-        ]:  # one that was told to leave is not told twice: it would at once
-            retiring = slot == CORE or told == [True]
-            old[pid] = Child(slot, pid, socket.socket(fileno=fd), now, now, retiring)
+        retiring = handed.get("retiring", ())  # beside the rows, which an older program reads as well: one may go back
+        for slot, pid, fd in handed["children"]:
+            old[pid] = Child(slot, pid, socket.socket(fileno=fd), now, now, slot == CORE or pid in retiring)
         for sock in sockets:
             sock.set_inheritable(False)
     while len(sockets) < wanted:

@@ -125,6 +125,6 @@ class Changes:
 
 
 def _code(refusal: Exception) -> str:
-    """OOM, NOPERM, DENIED: the first word, which names it; the rest may quote what was sent."""
+    """DENIED, MISCONF: the first word, which names it; the rest may quote what was sent. OOM has a class."""
     word = str(refusal).partition(" ")[0]
     return word if word.isupper() else type(refusal).__name__

@@ -268,7 +268,7 @@ def memory_command(
         raise typer.Exit(1) from None
     grown = ", ".join(f"{name} {ratio - 1:+.1%}" for name, ratio in found.growth.items())
     console.print(
-        f"over the last third of the requests: {grown} (bar +{memory.MOST_GROWTH - 1:.0%}); {found.failed} failed"
+        f"the last third beside the third before: {grown} (bar +{memory.MOST_GROWTH - 1:.0%}); {found.failed} failed"
     )
     console.print("[green]holds" if found.holds else "[red]does not hold")
     raise typer.Exit(0 if found.holds else 1)

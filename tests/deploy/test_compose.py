@@ -153,8 +153,8 @@ async def test_the_health_checks_tell_a_server_that_is_well_from_one_that_is_not
     of_gateway, of_replica = json.loads(check), SERVICES["replica"]["healthcheck"]["test"][1:]
 
     async def passes(words: list[str], port: str, url: str) -> bool:
-        assert (words[0], words[-1].count(port)) == ("/opt/forebay/bin/python", 1)
-        code = words[-1].replace(port, url.rpartition(":")[2])
+        assert (words[0], words[-1].count(port), words[-1].count("), 4)")) == ("/opt/forebay/bin/python", 1, 1)
+        code = words[-1].replace(port, url.rpartition(":")[2]).replace("), 4)", "), 60)")  # no clock of a busy machine
         argv = [sys.executable, *words[1:-1], code]
         asking = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
         return await asking.wait() == 0

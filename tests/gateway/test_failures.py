@@ -283,16 +283,6 @@ async def test_silence_in_mid_stream_is_not_hidden_by_comments() -> None:
         assert (await g.record()).reason == "idle_timeout"
 
 
-async def test_deadline_after_dispatch_is_504_before_commit() -> None:
-    async with replica(silent) as a, gateway(a) as g:
-        answer = await g.post("/v1/completions", WHOLE, "x-deadline-ms: 500\r\n")
-        assert answer.status == 504
-        assert orjson.loads(answer.body)["error"]["code"] == "expired"
-        record = await g.record()
-        assert (record.outcome, record.partition) == ("expired", "slow_e2e")
-        assert g.in_flight == 0
-
-
 async def test_early_commit_sends_comments_then_the_stream() -> None:
     release = asyncio.Event()
 

@@ -115,19 +115,29 @@ async def test_hands_know_a_new_replica_before_anything_is_sent_there() -> None:
 async def test_a_core_that_follows_another_waits_for_a_hand_that_knows_it(known: bool) -> None:
     """However late that one calls; once all have called and are new as well, there is nobody to wait for."""
     core = Core(build({"workers": {"count": 2}}), None, {}, again=True)
-    settling = asyncio.create_task(core.settle())
+    settling = asyncio.create_task(core.settle(asyncio.Event()))
     for slot in range(2):
         link = core.proxy.accept()
         link.connection_made(Wire())
         hand = next(hand for hand in core.proxy.hands if not hand.greeted)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not settling.done()
+        assert not core._recalled()
         seen = {"stream": {"commit_after_s": 11.0}, "workers": {"count": 2}} if known and slot else None
         core.proxy._hello(hand, [To.HELLO, slot, 1, 7, seen, [[], [], []], None])
+    assert core._recalled()
     await settling
     assert core.config.stream.commit_after_s == (11.0 if known else 15.0)
     assert core.proxy.ready
+    await core.stop()
+
+
+async def test_a_core_that_has_to_leave_waits_for_no_hand() -> None:
+    """The hands may have left already, and nobody else will call."""
+    core = Core(build({"workers": {"count": 2}}), None, {}, again=True)
+    leave = asyncio.Event()
+    settling = asyncio.create_task(core.settle(leave))
+    leave.set()
+    await settling
+    assert not core.proxy.ready
     await core.stop()
 
 

@@ -59,7 +59,7 @@ async def test_what_came_while_it_waited_is_no_answer_to_the_next_request(
     spoil: Callable[[socket.socket], None],
 ) -> None:
     with listening() as server:
-        pool = Pool(f"http://127.0.0.1:{server.getsockname()[1]}")
+        pool = Pool(f"http://127.0.0.1:{server.getsockname()[1]}", idle_s=600.0)
         good, its_end = await idle(pool, server)
         spoilt, the_other = await idle(pool, server)
         with its_end, the_other:
@@ -76,8 +76,9 @@ async def test_what_came_while_it_waited_is_no_answer_to_the_next_request(
 
 async def test_a_connection_that_was_not_needed_waits_for_the_next_request() -> None:
     with listening() as server:
-        pool = Pool(f"http://127.0.0.1:{server.getsockname()[1]}")
+        pool = Pool(f"http://127.0.0.1:{server.getsockname()[1]}", idle_s=600.0)
         connection, other = await idle(pool, server)
         with other:
+            assert connection.idle_since > 0.0  # it is as young as any
             assert pool.take() is connection
             connection.close()

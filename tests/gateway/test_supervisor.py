@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -63,6 +64,7 @@ def test_a_stop_after_two_upgrades_in_a_row_is_none_to_those_of_the_first_progra
     monkeypatch.setenv(supervisor.HANDED_OVER, handed[supervisor.HANDED_OVER])
     for kept in (listening, *(child.line for child in (core, second, first))):
         kept.detach()  # they are the next program's
+    assert {len(row) for row in json.loads(handed[supervisor.HANDED_OVER])["children"]} == {3}  # what older ones read
     taken: Supervisor = supervisor.supervise(Config(), None, {}).__self__  # type: ignore[attr-defined]
     assert [(child.pid, child.retiring) for child in taken.old.values()] == [(10, True), (11, False), (12, True)]
     taken._retire_old(0)
@@ -70,3 +72,18 @@ def test_a_stop_after_two_upgrades_in_a_row_is_none_to_those_of_the_first_progra
     assert sent == [(11, signal.SIGUSR1)]
     for kept in (*taken.sockets, *(child.line for child in taken.old.values()), *(theirs for _, theirs in lines)):
         kept.close()
+
+
+def test_one_of_the_program_before_that_dies_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its successor has the slot, told to leave or not."""
+    caplog.set_level("INFO", "forebay.supervisor")
+    ended = [(3, signal.SIGKILL), (0, 0)]
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: ended.pop(0))
+    made = Supervisor(Config(), None, {}, [], greet=False)
+    line, _ = socket.socketpair()
+    made.children, made.old = {2: Child(0, 2, line, 0.0, 0.0)}, {3: Child(0, 3, line, 0.0, 0.0)}
+    made._reap()
+    assert (made.old, list(made.children), made._due) == ({}, [2], {})
+    assert caplog.messages == ["replaced: the last process of the program before has left"]

@@ -15,7 +15,7 @@ def looked(core: list[int], failed: int = 0) -> Memory:
     return Memory([1000 * (n + 1) for n in range(len(core))], looks, failed)
 
 
-FULL = looked([90, 135, 170, 200, 210, 213, 220, 222, 224, 226, 226, 228])
+FULL = looked([90, 135, 170, 200, 210, 213, 222, 220, 224, 228, 226, 219])
 LEAK = looked([90 + 10 * n for n in range(LOOKS)])
 
 
@@ -26,6 +26,7 @@ def test_what_fills_up_and_then_stands_holds() -> None:
 
 def test_what_goes_on_growing_does_not() -> None:
     assert LEAK.growth["forebay-core (7)"] == 200 / 160
+    assert not looked([200] * 8 + [200, 212, 200, 200]).holds
     assert not LEAK.holds
 
 
