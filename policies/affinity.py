@@ -121,9 +121,9 @@ class Affinity:
         if known is None or abs(wanted - known) > 0.02 * known:
             self.index.resize(replica_id, wanted)
 
-    def stays(self, replica_id: str, since: float) -> None:
-        """Others fill its cache too, and what nobody used since that time is not there any more."""
-        self.index.expire(self.index.slot(replica_id), since)
+    def stays(self, replica_id: str, seconds: float, now: float) -> None:
+        """Others fill its cache too, and what nobody uses stays there for so long: older things are not believed in."""
+        self.index.expire(self.index.slot(replica_id), now - seconds)
 
     def precision(self, replica_id: str) -> float:
         return self._precision[self.index.slot(replica_id)].value

@@ -13,8 +13,6 @@ Trade-off: engines that reorder (priorities, preemption) are seen through FCFS g
 
 from __future__ import annotations
 
-import math
-
 from mypy_extensions import mypyc_attr
 
 
@@ -193,13 +191,6 @@ class WorkLedger:
             self.live_decodes -= 1
         left = self.kv_tokens - charge.kv_tokens if self.in_flight else 0.0
         self.kv_tokens = left if left > 0.0 else 0.0
-
-    @property
-    def oldest_at(self) -> float:
-        """When the oldest of what is open here was dispatched; infinite where nothing is."""
-        for charge in self._open.values():  # in order of dispatch
-            return charge.dispatched_at
-        return math.inf
 
     @property
     def answer_tokens(self) -> float:

@@ -4,8 +4,7 @@ Blocks of finished requests are freed least recently used first, so what nobody 
 room = the part of the cache that live requests do not hold, and fill = tokens that were computed and not found there,
 plus tokens generated, a second. All are in the engine's own metrics, so all gateways' traffic is in them. Measured
 (simulated chat at three times the load, two gateways, 4,600 later turns): half of what nobody used for 0.8 to 0.9 T is
-gone, 1 % after half of T. Trade-off: a hit takes what is freed out of that order, so T is a little long. What live
-requests hold is not freed at all, however long nobody used it: whoever applies T has to except it.
+gone, 1 % after half of T. Trade-off: a hit takes what is freed out of that order, so T is a little long.
 """
 
 from __future__ import annotations
@@ -48,4 +47,4 @@ class Residence:
         """Infinite while it is not known, or nothing fills it."""
         if capacity_tokens is None or not self.fill_tokens_s:
             return math.inf
-        return max(0.0, 1.0 - self.used) * capacity_tokens / self.fill_tokens_s
+        return (1.0 - self.used) * capacity_tokens / self.fill_tokens_s

@@ -88,7 +88,7 @@ class Roster:
         if replica.kv.capacity is not None:
             self.affinity.capacity(replica.id, replica.kv.capacity)
         if replica.heard_of(now) is not None:
-            self.affinity.stays(replica.id, min(now - replica.keeps_s, replica.ledger.oldest_at))
+            self.affinity.stays(replica.id, replica.keeps_s, now)
         if event.adapters_running or event.adapters_waiting or event.max_adapters is not None:
             loaded = frozenset(event.adapters_running) | frozenset(event.adapters_waiting)
             replica.view.adapters = loaded

@@ -49,7 +49,7 @@ def test_where_others_fill_the_cache_too_only_what_was_used_lately_is_believed_i
     it.dispatched(first, "a", it.look(first, 0.0), "cold", 0.1, 0.0)
     it.dispatched(other, "a", it.look(other, 0.0), "cold", 0.1, 0.0)
     it.ended(first, "a", Usage(512, 128, 0), prefilled=True, now=10.0)
-    it.stays("a", since=5.0)
+    it.stays("a", seconds=30.0, now=35.0)
     assert it.look(request(1), 35.0).claimed_tokens == [511.0, 0.0], "used until it ended"
     assert it.look(request(2), 35.0).claimed_tokens == [0.0, 0.0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 from policies import registry
@@ -119,29 +118,6 @@ def test_what_others_will_have_driven_out_of_a_cache_is_not_believed_to_be_there
                 assert made.dispatcher.affinity.look(request("b", chain=chain), 15.0).claimed_tokens.count(0.0) == 1
         left = made.dispatcher.affinity.look(request("b", chain=chain), 31.0).claimed_tokens.count(0.0)
         assert left == (2 if peers else 1), "alone it knows all that comes and counts by size"
-
-
-def test_what_open_requests_of_ours_hold_is_believed_in_however_long_they_take() -> None:
-    """Their blocks are not freed: the cache is full of them here, and the others' requests pass through the rest."""
-    made = core()
-    chain = tuple(range(1, 16))
-    (sent,) = made.submit(request("a", chain=chain), 0.0)
-    assert isinstance(sent, Dispatch)
-
-    def believed(now: float) -> float:
-        return sum(made.dispatcher.affinity.look(request("b", chain=chain), now).claimed_tokens)
-
-    def told(second: int) -> None:
-        made.fleet_event(PeerLoad(sent.replica_id, at=float(second)), float(second))
-        full = dataclasses.replace(scraped(sent.replica_id, float(second), 50_000.0 * second), kv_usage=1.0)
-        made.fleet_event(full, float(second))
-
-    for second in range(1, 62):
-        told(second)
-    assert believed(61.0) > 0.0
-    made.complete("a", Outcome.SUCCESS, Usage(1000, 5, 0), 61.5)
-    told(62)
-    assert believed(62.0) == 0.0
 
 
 def test_streams_of_others_close_the_pace_as_ours_do() -> None:
