@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from policies.model import Scraped
 from policies.residence import Residence
 
@@ -22,11 +24,13 @@ def test_a_cache_of_400k_tokens_that_takes_4k_a_second_keeps_what_nobody_uses_fo
     assert known.seconds(None) == math.inf
 
 
-def test_what_live_requests_hold_is_no_room_for_what_nobody_uses() -> None:
+@pytest.mark.parametrize(("used", "stays_s"), [(0.25, 75.0), (0.75, 25.0), (1.0, 25.0)])
+def test_what_live_requests_hold_is_no_room_for_what_nobody_uses(used: float, stays_s: float) -> None:
+    """But for a quarter, since it is itself part of what is believed to be there."""
     known = Residence()
     for second in range(5):
-        known.scraped(scrape(float(second), 4000.0 * second, 0.0, 0.0, used=0.25))
-    assert known.seconds(400_000.0) == 75.0
+        known.scraped(scrape(float(second), 4000.0 * second, 0.0, 0.0, used=used))
+    assert known.seconds(400_000.0) == stays_s
 
 
 def test_a_restart_and_silence_say_nothing() -> None:
