@@ -36,7 +36,7 @@ def show(table: Table) -> None:
     if console.is_terminal:
         console.print(table)
         return
-    console.width = max(console.width, LOG_COLUMNS)
+    console.width = LOG_COLUMNS
     with console.capture() as caught:
         console.print(table)
     console.print("\n".join(map(str.rstrip, caught.get().splitlines())), markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ import typer
 
 from gateway import banner, plain_lines, sockets
 from gateway.config import Config, ConfigError, load
-from gateway.surroundings import lacking, no_folder, no_journal
+from gateway.surroundings import lacking, no_place
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 ONLY_CHECK = "FOREBAY_ONLY_CHECK"  # set where a running supervisor asks whether this program could take its place
@@ -58,9 +58,8 @@ def serve(
             raise ConfigError(["there is no replica: give --replica URL, or --config FILE with a [[replicas]] table"])
     except ConfigError as e:
         _mistakes(e)
-    for said in (no_journal(settings), no_folder(settings)):
-        if said is not None:  # a core that dies of it would be started again and again
-            _fail(said)
+    for said in no_place(settings):
+        _fail(said)
     if settings.workers.count > 1:
         _several(settings, config, overrides)
     if os.environ.get(ONLY_CHECK):

@@ -191,7 +191,7 @@ class Supervisor:
             if of_before and not self.old:
                 log.info("replaced: the last process of the program before has left")
             child.line.close()
-            if of_before or child.retiring or self._stopping_at is not None:
+            if of_before or self._stopping_at is not None:
                 continue  # the successor of one of the program before runs, or is started
             lived = time.monotonic() - child.started_at
             log.error("%s (pid %d) ended %s; starting another", child.name, pid, _how(status))

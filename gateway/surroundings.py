@@ -29,18 +29,22 @@ def lacking(config: Config, environ: Mapping[str, str] = os.environ) -> list[str
         if not environ.get(variable)
     ]
     lines += key_mistakes(config.replicas, environ)
-    lines += [said for said in (no_journal(config), no_folder(config)) if said is not None]
-    return lines
+    return lines + no_place(config)
 
 
-def no_journal(config: Config) -> str | None:
+def no_place(config: Config) -> list[str]:
+    """What a core would die of, and be started again and again: a line for each place that it may not write to."""
+    return [said for said in (_no_journal(config), _no_folder(config)) if said is not None]
+
+
+def _no_journal(config: Config) -> str | None:
     """A line where the journal has no place; None where it has one, or is off."""
     path = config.journal.path
     said = _no_file(Path(path)) if path else None
     return None if said is None else f'journal.path = "{path}": {said}'
 
 
-def no_folder(config: Config) -> str | None:
+def _no_folder(config: Config) -> str | None:
     """A line where several processes have no place for the socket they meet at, as in a read-only container."""
     if config.workers.count == 1:
         return None

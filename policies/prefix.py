@@ -58,7 +58,7 @@ def boundaries(length: int) -> list[int]:
 def asked(length: int) -> tuple[int, ...]:
     """Depths at which others are asked where a prompt went: the boundaries, and where the turn before this one ended:
     each of the last `TAIL` chunks, since `told` names its exact end, with what its answer added, and beyond them, after
-    a long answer or question, every so manieth."""
+    a long answer or question, each `EVERY`th."""
     tail = range(max(1, length - TAIL + 1), length + 1)
     far = range(max(EVERY, (length - FAR) // EVERY * EVERY), length - TAIL + 1, EVERY)
     return tuple(sorted({*boundaries(length), *far, *tail}))

@@ -53,19 +53,6 @@ class Memory:
         return not self.failed and same and max(self.growth.values()) <= MOST_GROWTH
 
 
-def sizes(server: Server) -> dict[str, int]:
-    """Private bytes of each process, by what it calls itself."""
-    found = {}
-    for pid in server.tree():
-        try:
-            text = Path(f"/proc/{pid}/status").read_text()
-        except OSError:
-            continue
-        lines = dict(line.split(":", 1) for line in text.splitlines())
-        found[f"{lines['Name'].strip()} ({pid})"] = int(lines.get("RssAnon", "0").split()[0]) * 1024
-    return found
-
-
 async def _client(port: int, requests: int, seed: int, memory: Memory, progress: Progress, task: TaskID) -> None:
     rng = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -113,7 +100,7 @@ def measure(contender: Contender, requests: int, console: Console) -> Memory:
             for look in range(LOOKS):
                 asyncio.run(some(look))
                 memory.answered.append(each * CONNECTIONS * (look + 1))
-                memory.looks.append(sizes(server))
+                memory.looks.append(server.private_bytes())
                 progress.console.print(_line(memory))
     return memory
 

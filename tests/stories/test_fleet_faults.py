@@ -39,7 +39,6 @@ interval_s = 0.2
 [health]
 hang_s = 1.0
 probe_interval_s = 0.2
-probe_timeout_s = 30.0
 backoff_s = 0.5
 slow_start_s = 0.0
 [retry]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import PATIENT, Gateway, gateway
+from tests.serving import Gateway, gateway
 from tests.vllm import replicas as machine
 from tests.vllm.replicas import Replicas, scripted
 
@@ -59,5 +59,5 @@ def breakable(replicas: Replicas) -> Replicas:
 @pytest.fixture
 def front(replicas: Replicas, tmp_path: Path) -> Iterator[Gateway]:
     """A gateway with default settings, but open on a machine that is too busy for it."""
-    with gateway(replicas.urls, tmp_path, config=PATIENT) as running:
+    with gateway(replicas.urls, tmp_path) as running:
         yield running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtests.bench.memory import LOOKS, Memory, sizes
+from loadtests.bench.memory import LOOKS, Memory
 from loadtests.bench.processes import Server
 
 MIB = 2**20
@@ -40,7 +40,7 @@ def test_a_process_that_was_replaced_or_a_request_that_failed_says_nothing_about
 def test_memory_is_told_by_process(tmp_path: Path) -> None:
     server = Server(["sleep", "600"], tmp_path / "log")
     try:
-        (only,) = sizes(server).items()
+        (only,) = server.private_bytes().items()
     finally:
         server.stop()
     assert only[0].endswith(f"({server.process.pid})")
